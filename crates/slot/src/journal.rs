@@ -146,12 +146,29 @@ impl Journal {
         self.write("write", row::write_nothing_new)
     }
 
-    /// Adds a pool, or changes its settings.
+    /// Changes a pool's settings, or adds it.
     ///
     /// # Errors
     /// Nothing changed.
     pub fn put_pool(&mut self, spec: &PoolSpec) -> Result<(), JournalError> {
         self.write("store pool", |transaction| row::put_pool(transaction, spec))
+    }
+
+    /// Adds a pool in which some addresses rest already.
+    ///
+    /// # Errors
+    /// Nothing changed.
+    pub fn create_pool(
+        &mut self,
+        spec: &PoolSpec,
+        rests: &[ReleasedSlot],
+    ) -> Result<(), JournalError> {
+        self.transaction("store pool", |transaction| {
+            row::put_pool(transaction, spec)?;
+            rests
+                .iter()
+                .try_for_each(|released| row::insert_released(transaction, released))
+        })
     }
 
     /// Removes a pool with what is known of its released slots. It has no leases.

@@ -176,6 +176,17 @@ impl Pool {
         self.states.iter().map(|(number, state)| (*number, state))
     }
 
+    /// Numbers whose clone addresses rest.
+    pub fn rests(&self) -> impl Iterator<Item = (SlotNumber, &Rest)> {
+        self.resting.iter().filter_map(|(_, number)| {
+            let state = self.states.get(number);
+            match state {
+                Some(SlotState::Resting(rest)) => Some((*number, rest)),
+                _ => None,
+            }
+        })
+    }
+
     /// Why the last build failed, until one succeeds.
     #[must_use]
     pub fn last_error(&self) -> Option<&str> {

@@ -61,6 +61,7 @@ mod policies;
 mod pools;
 mod ports;
 mod release;
+mod rests;
 mod take_back;
 mod trace;
 mod traffic;
@@ -162,6 +163,8 @@ struct State {
     ended_channels: BTreeMap<Name, VsockTraffic>,
     /// What channels had counted before the start.
     earlier_channels: counted::EarlierChannels,
+    /// Clone addresses that rest although their pools are gone.
+    former_rests: rests::FormerRests,
     stopping: bool,
     /// The host's side is to be inspected at once.
     host_is_due: bool,

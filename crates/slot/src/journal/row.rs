@@ -171,6 +171,11 @@ pub(super) fn end_lease(connection: &Connection, released: &ReleasedSlot) -> Sql
     connection
         .prepare_cached("DELETE FROM published_ports WHERE owner_uid = ? AND lease = ?")?
         .execute(key)?;
+    insert_released(connection, released)
+}
+
+pub(super) fn insert_released(connection: &Connection, released: &ReleasedSlot) -> Sql {
+    let LeaseKey { owner_uid, name } = &released.rest.tenant;
     connection
         .prepare_cached("INSERT OR REPLACE INTO released_slots VALUES (?, ?, ?, ?, ?, ?)")?
         .execute(params![

@@ -238,6 +238,7 @@ fn recover(
         ended_channels: BTreeMap::new(),
         earlier_channels: super::counted::EarlierChannels::default(),
         channels: super::channels::Comparisons::default(),
+        former_rests: super::rests::FormerRests::default(),
         stopping: false,
         host_is_due: false,
         is_unsettled,

@@ -19,7 +19,7 @@ use super::{Caller, PoolEntry, Shared, Slots, State, audit::HOST_INTERVAL_MAX, p
 use crate::{
     error::ServiceError,
     plan::{Plan, choose_data_path},
-    pool::Pool,
+    pool::{Pool, SlotState},
 };
 
 /// Tearing a pool of thousands of slots down takes seconds.
@@ -285,12 +285,11 @@ impl Slots {
             })
         });
         if deleted.is_ok() {
-            let held = state
-                .pools
-                .remove(name)
-                .and_then(|mut entry| entry.take_policy());
-            if let Some(held) = held {
-                state.policies.give_up(&held, shared.now());
+            if let Some(mut entry) = state.pools.remove(name) {
+                state.former_rests.keep(&entry, shared.now());
+                if let Some(held) = entry.take_policy() {
+                    state.policies.give_up(&held, shared.now());
+                }
             }
             state.policies.pools_have_changed();
             state.forget_counts(name);
@@ -341,7 +340,8 @@ impl Shared {
         plan: Plan,
     ) -> Result<ApiPool, ServiceError> {
         let name = plan.spec.name.clone();
-        if let Err(error) = state.journal.put_pool(&plan.spec) {
+        let rests = state.former_rests.of(&plan, self.now());
+        if let Err(error) = state.journal.create_pool(&plan.spec, &rests) {
             state.journal_failed();
             return Err(error.into());
         }
@@ -360,12 +360,18 @@ impl Shared {
         };
         let mut entry = PoolEntry::new(plan);
         entry.policy = policy;
+        for released in rests {
+            let state = SlotState::Resting(released.rest);
+            entry.pool.adopt(released.slot, state);
+        }
         let view = entry.view();
         state.pools.insert(name, entry);
         state.policies.pools_have_changed();
         drop(state);
         self.renew_routed_policies();
         self.build_work.notify_all();
+        // Rests are ended by the auditor.
+        self.audit_work.notify_one();
         Ok(view.to_api())
     }
 

@@ -97,6 +97,35 @@ fn a_pool_is_deleted_when_its_leases_are_gone() {
 }
 
 #[test]
+fn an_address_rests_on_where_its_pool_is_deleted_and_another_made_there() {
+    let (host, slots) = Host::with_pool(1);
+    let slot = slots.take("web:a").unwrap().lease.slot;
+    slots.give_back("a").unwrap();
+    let rests = |pool: &'static str, count: u32| {
+        move |state: &State| state.pools[&name(pool)].pool.counts().quarantined == count
+    };
+    slots.wait_until("it rests", rests("web", 1));
+    slots.delete_pool(&name("web")).unwrap();
+    slots.create_pool(&spec("db", 1)).unwrap();
+    slots.await_ready("db", 1);
+    assert_ne!(slots.take("db:b").unwrap().lease.slot, slot);
+    drop(slots);
+    let slots = host.start();
+    slots.wait_until("it rests after a restart, too", rests("db", 1));
+    host.advance(&slots, Duration::from_secs(3));
+    slots.wait_until("its rest is over", rests("db", 0));
+
+    slots.give_back("b").unwrap();
+    slots.wait_until("the other rests", rests("db", 1));
+    slots.delete_pool(&name("db")).unwrap();
+    let mut restless = spec("cache", 1);
+    restless.quarantine_seconds = 0;
+    let pool = slots.create_pool(&restless).unwrap();
+    assert_eq!(pool.slots.quarantined, 0, "it lets no address rest");
+    host.kernel.assert_unviolated();
+}
+
+#[test]
 fn a_deletion_that_fails_leaves_a_pool_that_works() {
     let (host, slots) = Host::with_pool(2);
     host.kernel.fail("remove pool", true);
