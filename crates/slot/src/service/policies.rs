@@ -143,23 +143,25 @@ impl Slots {
         let policy = policy.map(Arc::new);
         let key = caller.lease_key(owner_uid, name);
         let shared = &self.shared;
-        let (plan, before) = {
+        let plan = {
             let state = shared.lock();
             let record = &state.lease(caller, &key)?.record;
             let plan = Arc::clone(&state.pool(&record.pool)?.plan);
-            (plan, record.policy.clone())
+            state.check_change(caller, &key, &plan.spec.name, None)?;
+            plan
         };
-        caller.demand(AccessVerb::Manage, "set policies of", &plan.spec)?;
+        let pool = &plan.spec.name;
         let held = match &policy {
             Some(policy) => {
                 check_own(&plan, policy)?;
-                let before = before.as_deref().unwrap_or(&plan.spec.policy);
-                demand_group(caller, &plan, before, policy)?;
+                shared
+                    .lock()
+                    .check_change(caller, &key, pool, Some(policy))?;
                 Some(shared.hold_policy(&plan, policy)?)
             }
             None => None,
         };
-        let done = shared.replace_policy(&key, policy.as_ref(), held.clone());
+        let done = shared.replace_policy(caller, &key, pool, policy.as_ref(), held.clone());
         if let (Err(_), Some(held)) = (&done, &held) {
             let now = shared.now();
             shared.lock().policies.give_up(held, now);
@@ -272,9 +274,13 @@ impl Shared {
         }
     }
 
-    fn replace_policy(
+    /// Gives a lease of that pool the policy. All that was judged before the data path was told of it is judged once more:
+    /// that takes as long as the policy is large, and the owner may have got another lease of that name meanwhile.
+    pub(super) fn replace_policy(
         &self,
+        caller: Caller,
         key: &LeaseKey,
+        pool: &Name,
         policy: Option<&Arc<PolicySpec>>,
         held: Option<Held>,
     ) -> Result<(), ServiceError> {
@@ -288,6 +294,7 @@ impl Shared {
             });
         }
         let record = lease.record.clone();
+        state.check_change(caller, key, pool, policy.map(|policy| &**policy))?;
         let slot = state.slot_plan(&record)?;
         let entry = state.pool(&record.pool)?;
         // It has moved there since the policy was looked at.
@@ -411,6 +418,28 @@ impl State {
             .collect()
     }
 
+    /// Refuses what a caller may not do to the policy of a lease of that pool.
+    fn check_change(
+        &self,
+        caller: Caller,
+        key: &LeaseKey,
+        pool: &Name,
+        policy: Option<&PolicySpec>,
+    ) -> Result<(), ServiceError> {
+        let record = &self.lease(caller, key)?.record;
+        if record.pool != *pool {
+            return Err(super::no_lease(key));
+        }
+        let plan = &self.pool(pool)?.plan;
+        caller.demand(AccessVerb::Manage, "set policies of", &plan.spec)?;
+        let Some(policy) = policy else {
+            return Ok(());
+        };
+        check_uplink(plan, policy)?;
+        let before = record.policy.as_deref().unwrap_or(&plan.spec.policy);
+        demand_group(caller, plan, before, policy)
+    }
+
     /// Refuses an uplink policy of a pool that doesn't fit to those of its leases.
     fn check_uplinks(&self, pool: &Name, uplink: UplinkPolicy) -> Result<(), ServiceError> {
         let misfit = self.leases.values().find(|lease| {
@@ -445,6 +474,11 @@ pub(super) fn check_own(plan: &Plan, policy: &PolicySpec) -> Result<(), ServiceE
     }
     plan.check_policy(policy)
         .map_err(|source| plan_error(plan, source))?;
+    check_uplink(plan, policy)
+}
+
+/// Refuses an uplink of a lease's own that the pool's doesn't leave room for.
+pub(super) fn check_uplink(plan: &Plan, policy: &PolicySpec) -> Result<(), ServiceError> {
     if !uplinks_fit(policy.uplink, plan.spec.policy.uplink) {
         return Err(ServiceError::Invalid {
             field: "policy.uplink",

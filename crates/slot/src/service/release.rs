@@ -45,7 +45,7 @@ impl Slots {
             self.shared.await_acquired(&key)?;
         }
         self.shared.lock().lease(caller, &key)?;
-        self.shared.release(&key, Why::Asked)
+        self.shared.release(&key, Why::Asked(caller))
     }
 
     /// The leases that the caller may see, by owner and name.
@@ -113,8 +113,8 @@ impl Slots {
 /// Why a lease ends. Whoever found it due some time ago must not end the next lease of that name.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Why {
-    /// Its owner says so.
-    Asked,
+    /// Somebody says so who may see it.
+    Asked(Caller),
     /// Its time is over, at this time since boot.
     Expired(Duration),
     /// Its release has begun, and had to wait for its sandbox.
@@ -125,14 +125,14 @@ impl Why {
     /// How long to wait for who works on the lease's slot. The auditor has others to see to, and comes again.
     fn patience(self) -> Duration {
         match self {
-            Self::Asked => IDLE_WAIT,
+            Self::Asked(_) => IDLE_WAIT,
             Self::Expired(_) | Self::Begun => Duration::ZERO,
         }
     }
 
     fn applies_to(self, record: &LeaseRecord) -> bool {
         match self {
-            Self::Asked => true,
+            Self::Asked(_) => true,
             Self::Expired(now) => record.is_over(now),
             Self::Begun => record.state == LeaseState::Releasing,
         }
@@ -192,7 +192,7 @@ impl Shared {
         }
         // Each second for each of these leases, a search through all processes would be the auditor's whole work.
         let held_by = match (outcome, why) {
-            (ReleaseOutcome::Held, Why::Asked) => self.tap_holders(key, &slot),
+            (ReleaseOutcome::Held, Why::Asked(_)) => self.tap_holders(key, &slot),
             _ => Vec::new(),
         };
         Ok(answer(record, outcome, held_by))
@@ -229,6 +229,10 @@ impl Shared {
     ) -> Result<(LeaseRecord, SlotPlan), ServiceError> {
         let mut state = self.wait_idle_for(key, why.patience())?;
         let record = state.record(key)?;
+        if let Why::Asked(caller) = why {
+            // It may be another one by now, of a pool that the caller doesn't manage.
+            state.lease(caller, key)?;
+        }
         if !why.applies_to(&record) {
             return Err(no_lease(key));
         }

@@ -60,9 +60,11 @@ impl Slots {
             checks::check_policy(policy, seen.channel.kind)?;
             shared.demand_rules(caller, record.key.owner_uid, policy, &seen.pool)?;
         }
-        shared.change_channel_policy(caller, &record.key, |before, _| {
-            Ok(before.with_policy(policy))
-        })?;
+        shared.change_channel_policy(
+            caller,
+            &record,
+            |before, _| Ok(before.with_policy(policy)),
+        )?;
         self.channel_policy(caller, owner_uid, name)
     }
 
@@ -88,7 +90,7 @@ impl Slots {
         let holder = record.key.owner_uid;
         let may_manage = caller.may(AccessVerb::Manage, &seen.pool.spec);
         let is_lent = |rule: &VsockRule| !may_manage && checks::is_privileged(rule, holder);
-        shared.change_channel_policy(caller, &record.key, |before, of_pool| {
+        shared.change_channel_policy(caller, &record, |before, of_pool| {
             let after = before.with_rule(rule, of_pool, is_lent);
             checks::check_policy(&after.policy_in(of_pool), seen.channel.kind)?;
             Ok(after)
@@ -144,16 +146,23 @@ impl Slots {
 }
 
 impl Shared {
-    /// Makes of a lease's channel what `change` does, which is told the pool's policy as well.
+    /// Makes of the channel of a lease that was seen what `change` does, which is told the pool's policy as well.
     fn change_channel_policy(
         &self,
         caller: Caller,
-        key: &LeaseKey,
+        seen: &LeaseRecord,
         change: impl FnOnce(&ChannelRecord, Option<&VsockPolicy>) -> Result<ChannelRecord, ServiceError>,
     ) -> Result<(), ServiceError> {
         const OPERATION: &str = "change the vsock policy of";
+        let key = &seen.key;
         let (before, _busy) = self.hold_busy(caller, key, OPERATION, |_, record| {
-            record.channel.clone().ok_or_else(|| no_channel(key))
+            // Its owner may have got another of that name meanwhile, and what is asked for was judged by the former's pool.
+            let channel = record.channel.clone().ok_or_else(|| no_channel(key))?;
+            let was_such = |seen: &ChannelRecord| seen.kind == channel.kind;
+            if record.pool != seen.pool || !seen.channel.as_ref().is_some_and(was_such) {
+                return Err(no_lease(key));
+            }
+            Ok(channel)
         })?;
         let wanted = self.note_channel_policy(key, &before, change)?;
         let told = self.tell_policy(key, &wanted);

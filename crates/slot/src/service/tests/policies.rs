@@ -411,6 +411,42 @@ fn who_manages_a_pool_cannot_have_its_sandboxes_join_the_group_of_another() {
     host.kernel.assert_unviolated();
 }
 
+/// What is asked for is judged by the lease that has the name then, and done once the data path knows the policy.
+#[test]
+fn who_manages_a_pool_changes_nothing_of_a_lease_that_has_its_name_in_another() {
+    let host = Host::new();
+    let slots = host.start();
+    let [mut web, mut db] = ["web", "db"].map(|pool| spec(pool, 1));
+    web.access = serde_json::from_str(r#"[{"verbs": ["manage"], "uids": [1000]}]"#).unwrap();
+    db.access = serde_json::from_str(r#"[{"verbs": ["acquire"], "uids": [1000]}]"#).unwrap();
+    let addresses = r#"{"plan":"prefix","ipv4":"10.65.0.0/28","ipv6":"fd00:db::/64"}"#;
+    db.addresses = serde_json::from_str(addresses).unwrap();
+    for pool in [&mut web, &mut db] {
+        pool.data_path = DataPath::Ebpf;
+        slots.create_pool(pool).unwrap();
+    }
+    slots.await_ready("db", 1);
+    slots.acquire(ALICE, &request_of("db:a")).unwrap();
+    let shared = &slots.shared;
+    let key = ALICE.lease_key(None, &name("a"));
+    let plan = Arc::clone(&shared.lock().pool(&web.name).unwrap().plan);
+    let own = Arc::new(denying("10.0.0.0/8"));
+    let held = shared.hold_policy(&plan, &own).unwrap();
+    for pool in [&web.name, &db.name] {
+        for policy in [Some(&own), None] {
+            let held = policy.map(|_| held.clone());
+            let done = shared.replace_policy(ALICE, &key, pool, policy, held);
+            assert!(code(done).is_refusal(), "{pool} {policy:?}");
+        }
+    }
+    let of_lease = slots.lease_policy(ALICE, None, &key.name).unwrap();
+    assert!(!of_lease.own);
+    shared
+        .replace_policy(ROOT, &key, &db.name, Some(&own), Some(held))
+        .unwrap();
+    host.kernel.assert_unviolated();
+}
+
 #[test]
 fn policies_with_routes_of_their_own_know_pools_that_come_and_go() {
     let (host, slots) = Host::with_ebpf_pool(4);

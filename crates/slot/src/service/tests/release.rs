@@ -51,6 +51,18 @@ fn whoever_found_a_lease_due_does_not_end_the_next_of_its_name() {
 }
 
 #[test]
+fn whoever_waited_to_end_a_lease_ends_none_of_that_name_that_it_may_not_see() {
+    let (host, slots) = Host::with_pool(1);
+    slots.take("web:a").unwrap();
+    let key = ROOT.lease_key(None, &name("a"));
+    let late = slots.shared.release(&key, Why::Asked(BOB));
+    assert_eq!(code(late), ErrorCode::NotFound);
+    assert_eq!(slots.leases(ROOT)[0].state, LeaseState::Active);
+    slots.shared.release(&key, Why::Asked(ROOT)).unwrap();
+    host.kernel.assert_unviolated();
+}
+
+#[test]
 fn a_vmm_that_runs_keeps_its_slot_until_it_ends() {
     let (host, slots) = Host::with_pool(1);
     let lease = slots.take("web:a").unwrap().lease;
