@@ -131,7 +131,7 @@ fn apply(
         slots.set_pool_policy(caller, name, policy)?;
     }
     if let Some(data_path) = change.data_path {
-        slots.move_pool(name, data_path)?;
+        slots.move_pool_by(caller, name, data_path)?;
     }
     if let Some(policy) = policy {
         slots.set_pool_policy(caller, name, policy)?;
@@ -140,7 +140,7 @@ fn apply(
         slots.set_pool_vsock(caller, name, policy)?;
     }
     if let Some(size) = change.size {
-        slots.resize_pool(name, size)?;
+        slots.resize_pool_by(caller, name, size)?;
     }
     slots.pool(name)
 }
@@ -160,7 +160,7 @@ async fn delete(
     Path(name): Path<Name>,
 ) -> Result<StatusCode, Failure> {
     check_managed(&app, caller, &name, "delete")?;
-    blocking(move || Ok(app.slots.delete_pool(&name)?)).await?;
+    blocking(move || Ok(app.slots.delete_pool_by(caller, &name)?)).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 

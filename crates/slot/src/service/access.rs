@@ -7,7 +7,7 @@ use sandwire_api::{
     pool::{AccessRule, AccessVerb, PoolSpec},
 };
 
-use super::State;
+use super::{PoolEntry, State};
 use crate::{error::ServiceError, lease::LeaseKey};
 
 /// Who asks.
@@ -84,6 +84,18 @@ impl Caller {
 }
 
 impl State {
+    /// A pool, for who manages it. To be asked under the gate for pools: who waited for it may find a pool of that name whose
+    /// rules are others.
+    pub(super) fn managed_pool(
+        &self,
+        caller: Caller,
+        name: &Name,
+    ) -> Result<&PoolEntry, ServiceError> {
+        let entry = self.pool(name)?;
+        caller.demand(AccessVerb::Manage, "change", &entry.plan.spec)?;
+        Ok(entry)
+    }
+
     /// Refuses a caller who holds as many leases of the pool as one user may. Those whose VMM still runs after their release
     /// count: they have their slots.
     pub(super) fn check_share(&self, caller: Caller, pool: &Name) -> Result<(), ServiceError> {

@@ -137,11 +137,14 @@ impl Slots {
     ) -> Result<Capture, ServiceError> {
         let (record, _) = self.shared.channel_of(caller, owner_uid, name)?;
         let capture = self.shared.channels.capture(&record.key, snap_bytes);
-        capture.map_err(|source| ServiceError::Channel {
+        let capture = capture.map_err(|source| ServiceError::Channel {
             operation: "capture the vsock channel of",
             object: format!("lease '{name}'"),
             source,
-        })
+        })?;
+        // It is of whichever lease had the name by then.
+        self.shared.lock().lease(caller, &record.key)?;
+        Ok(capture)
     }
 }
 

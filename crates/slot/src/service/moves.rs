@@ -19,7 +19,9 @@ use sandwire_api::{
     slot::{DataPath, SlotKind},
 };
 
-use super::{LeaseEntry, PoolEntry, Shared, Slots, State, policies::Held, release::IDLE_WAIT};
+use super::{
+    Caller, LeaseEntry, PoolEntry, Shared, Slots, State, policies::Held, release::IDLE_WAIT,
+};
 use crate::{
     error::{PlanError, ServiceError},
     lease::LeaseKey,
@@ -43,11 +45,25 @@ impl Slots {
     /// # Errors
     /// Nothing changed: the settings don't fit to the other data path, or the host refuses.
     pub fn move_pool(&self, name: &Name, data_path: DataPath) -> Result<ApiPool, ServiceError> {
+        self.move_pool_by(Caller::DAEMON, name, data_path)
+    }
+
+    /// The same by somebody who has to have the right to manage the pool.
+    ///
+    /// # Errors
+    /// Nothing changed.
+    pub fn move_pool_by(
+        &self,
+        caller: Caller,
+        name: &Name,
+        data_path: DataPath,
+    ) -> Result<ApiPool, ServiceError> {
         let shared = &self.shared;
         let _gate = shared
             .pools_gate
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
+        shared.lock().managed_pool(caller, name)?;
         if shared.begin_move(name, data_path)? {
             shared.tear_down_work.notify_one();
             shared.build_work.notify_all();

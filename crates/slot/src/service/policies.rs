@@ -172,8 +172,7 @@ impl Slots {
     }
 
     /// Changes what the sandboxes of a pool may reach: at once for all leases without a policy of
-    /// their own. Needs an eBPF data path. That the caller may manage the pool is known; to join another group takes
-    /// root.
+    /// their own. Needs an eBPF data path, and the right to manage the pool; to join another group takes root.
     ///
     /// # Errors
     /// Nothing changed.
@@ -190,7 +189,7 @@ impl Slots {
             .unwrap_or_else(PoisonError::into_inner);
         let (plan, spec) = {
             let state = shared.lock();
-            let entry = state.pool(name)?;
+            let entry = state.managed_pool(caller, name)?;
             if entry.plan.spec.policy == policy {
                 drop(state);
                 return self.pool(name);

@@ -225,13 +225,26 @@ impl Slots {
     /// # Errors
     /// Nothing changed.
     pub fn resize_pool(&self, name: &Name, size: u32) -> Result<ApiPool, ServiceError> {
+        self.resize_pool_by(Caller::DAEMON, name, size)
+    }
+
+    /// The same by somebody who has to have the right to manage the pool.
+    ///
+    /// # Errors
+    /// Nothing changed.
+    pub fn resize_pool_by(
+        &self,
+        caller: Caller,
+        name: &Name,
+        size: u32,
+    ) -> Result<ApiPool, ServiceError> {
         let shared = &self.shared;
         let _gate = shared
             .pools_gate
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
         let mut state = shared.lock();
-        let entry = state.pool(name)?;
+        let entry = state.managed_pool(caller, name)?;
         let mut spec = entry.current_spec();
         if spec.size == size {
             let view = entry.view();
@@ -260,11 +273,20 @@ impl Slots {
     /// # Errors
     /// It has leases, or its tear-down fails; then it stays.
     pub fn delete_pool(&self, name: &Name) -> Result<(), ServiceError> {
+        self.delete_pool_by(Caller::DAEMON, name)
+    }
+
+    /// The same by somebody who has to have the right to manage the pool.
+    ///
+    /// # Errors
+    /// It has leases, or its tear-down fails; then it stays.
+    pub fn delete_pool_by(&self, caller: Caller, name: &Name) -> Result<(), ServiceError> {
         let shared = &self.shared;
         let _gate = shared
             .pools_gate
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
+        shared.lock().managed_pool(caller, name)?;
         let plan = shared.begin_delete(name)?;
         let deleted = shared.await_empty(name).and_then(|()| {
             shared

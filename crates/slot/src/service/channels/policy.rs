@@ -117,6 +117,7 @@ impl Slots {
             .unwrap_or_else(PoisonError::into_inner);
         let (before, followers) = {
             let mut state = shared.lock();
+            state.managed_pool(caller, name)?;
             state.check_pools_policy(name, &policy)?;
             shared.demand_host_services(caller, &policy, &state.pool(name)?.plan)?;
             let before = state.pool(name)?.plan.spec.vsock.clone();

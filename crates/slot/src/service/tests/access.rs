@@ -1,4 +1,8 @@
-use sandwire_api::pool::{AccessRule, AccessVerb};
+use sandwire_api::{
+    pool::{AccessRule, AccessVerb, PolicySpec},
+    slot::DataPath,
+    vsock::VsockPolicy,
+};
 
 use super::*;
 
@@ -185,4 +189,32 @@ fn what_is_looked_at_of_a_pool_is_no_copy_of_its_settings() {
     let views = slots.pool_views();
     assert!(std::ptr::eq(views[0].spec(), &raw const plan.spec));
     assert_eq!(views[0].to_api(), slots.pool(&name("web")).unwrap());
+}
+
+/// Who may is looked up when it is done: until then another pool may have got the name.
+#[test]
+fn pools_are_changed_and_deleted_by_who_manages_them_alone() {
+    let (_host, slots) = open_pool();
+    let manager = Caller { uid: 2000, ..ALICE };
+    let web = name("web");
+    let policy = PolicySpec::default();
+    let attempts = |caller| {
+        [
+            slots.resize_pool_by(caller, &web, 2).map(drop),
+            slots.move_pool_by(caller, &web, DataPath::Ebpf).map(drop),
+            slots
+                .set_pool_policy(caller, &web, policy.clone())
+                .map(drop),
+            slots
+                .set_pool_vsock(caller, &web, VsockPolicy::default())
+                .map(drop),
+            slots.delete_pool_by(caller, &web),
+        ]
+    };
+    for attempt in attempts(ALICE) {
+        assert_eq!(code(attempt), ErrorCode::Forbidden);
+    }
+    for attempt in attempts(manager) {
+        attempt.unwrap();
+    }
 }
