@@ -14,7 +14,7 @@ use sandwire_api::{
 
 use super::{
     Caller, LeaseEntry, PoolEntry, Shared, Slots, State, channels,
-    policies::{Held, check_own, check_uplink, demand_group, unsupported_in_nft},
+    policies::{Held, check_own, check_still, demand_group},
 };
 use crate::{
     attach::{self, AttachRecord},
@@ -344,12 +344,10 @@ impl State {
     ) -> Outcome {
         let request = asked.request;
         let entry = self.pool_mut(&request.pool)?;
-        // The pool may have changed since the policy was looked at.
-        let misfit = |own: &PolicySpec| match entry.plan.spec.data_path {
-            DataPath::Nft => Some(unsupported_in_nft(&entry.plan)),
-            _ => check_uplink(&entry.plan, own).err(),
-        };
-        if let Some(error) = asked.own.as_deref().and_then(misfit) {
+        // The pool may have changed since the policy was looked at, or be another one.
+        if let Some(own) = asked.own.as_deref()
+            && let Err(error) = check_still(asked.caller, &entry.plan, own)
+        {
             entry.put_back(shared, number);
             return Err(error);
         }

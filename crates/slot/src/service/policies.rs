@@ -476,8 +476,22 @@ pub(super) fn check_own(plan: &Plan, policy: &PolicySpec) -> Result<(), ServiceE
     check_uplink(plan, policy)
 }
 
+/// Checks once more, of a policy that a lease of the pool was allowed to have, what may have changed since then.
+pub(super) fn check_still(
+    caller: Caller,
+    plan: &Plan,
+    policy: &PolicySpec,
+) -> Result<(), ServiceError> {
+    caller.demand(AccessVerb::Manage, "set policies of", &plan.spec)?;
+    if plan.spec.data_path == DataPath::Nft {
+        return Err(unsupported_in_nft(plan));
+    }
+    check_uplink(plan, policy)?;
+    demand_group(caller, plan, &plan.spec.policy, policy)
+}
+
 /// Refuses an uplink of a lease's own that the pool's doesn't leave room for.
-pub(super) fn check_uplink(plan: &Plan, policy: &PolicySpec) -> Result<(), ServiceError> {
+fn check_uplink(plan: &Plan, policy: &PolicySpec) -> Result<(), ServiceError> {
     if !uplinks_fit(policy.uplink, plan.spec.policy.uplink) {
         return Err(ServiceError::Invalid {
             field: "policy.uplink",
