@@ -1,7 +1,7 @@
 //! Connections that the kernel tracks: forget those of certain addresses, forget flows of UDP, count.
 
 use std::{
-    collections::HashSet,
+    collections::{BTreeSet, HashSet},
     hash::BuildHasher,
     net::{IpAddr, SocketAddr},
 };
@@ -48,6 +48,12 @@ const CTA_PROTO_NUM: u16 = 1;
 const CTA_PROTO_SRC_PORT: u16 = 2;
 const CTA_PROTO_DST_PORT: u16 = 3;
 const CTA_STATS_GLOBAL_ENTRIES: u16 = 1;
+const CTA_FILTER: u16 = 25;
+const CTA_FILTER_ORIG_FLAGS: u16 = 1;
+/// `CTA_FILTER_F_CTA_PROTO_NUM` and `CTA_FILTER_F_CTA_PROTO_DST_PORT`.
+const BY_PROTOCOL_AND_DESTINATION_PORT: u32 = 1 << 3 | 1 << 5;
+/// Of so many ports the flows are asked for by port. Each time the kernel looks at all there are, but what it tells of them costs more.
+const PORTS_BY_ONE: usize = 4;
 /// Deletions that go into one request: as many answers fit a default socket buffer.
 const BATCH: usize = 128;
 
@@ -98,7 +104,7 @@ pub fn forget<S: BuildHasher>(
             continue;
         }
         let matching = |attributes: Attributes<'_>| Connection::matching(attributes, addresses);
-        forgotten += forget_chosen(socket, family, matching)?;
+        forgotten += forget_chosen(socket, family, None, matching)?;
     }
     Ok(forgotten)
 }
@@ -112,45 +118,71 @@ pub struct Datagrams {
     pub answering: SocketAddr,
 }
 
-/// Forgets the flows of UDP that are chosen, and says how many there were. The next datagram of each begins a new one,
-/// which goes where rules lead it by then.
+/// Forgets the flows of UDP that are chosen, all of them to one of these ports, and says how many there were. The next
+/// datagram of each begins a new one, which goes where rules lead it by then. Other flows may be asked about, too.
 ///
 /// # Errors
 /// The kernel refuses. A flow that ended by itself meanwhile is fine.
 pub fn forget_datagrams(
     socket: &mut Socket,
+    ports: &BTreeSet<u16>,
     is_chosen: impl Fn(&Datagrams) -> bool,
 ) -> Result<usize, Error> {
     if count(socket)? == 0 {
         return Ok(0);
     }
+    let asked: Vec<Option<u16>> = match ports.len() {
+        0..=PORTS_BY_ONE => ports.iter().copied().map(Some).collect(),
+        _ => vec![None],
+    };
+    let chosen = |attributes: Attributes<'_>| {
+        let flow = Datagrams::of(attributes)?;
+        is_chosen(&flow).then(|| Connection::of(attributes))?
+    };
     let mut forgotten = 0;
     for family in [octet(libc::AF_INET), octet(libc::AF_INET6)] {
-        let chosen = |attributes: Attributes<'_>| {
-            let flow = Datagrams::of(attributes)?;
-            is_chosen(&flow).then(|| Connection::of(attributes))?
-        };
-        forgotten += forget_chosen(socket, family, chosen)?;
+        for port in &asked {
+            forgotten += forget_chosen(socket, family, *port, chosen)?;
+        }
     }
     Ok(forgotten)
 }
 
+/// Of UDP to a port alone, if one is given: before Linux 5.8 the kernel tells of all there are nevertheless.
 fn forget_chosen(
     socket: &mut Socket,
     family: u8,
+    port: Option<u16>,
     choose: impl Fn(Attributes<'_>) -> Option<Connection>,
 ) -> Result<usize, Error> {
     let found = socket.query(
         SUBSYSTEM << 8 | IPCTNL_MSG_CT_GET,
         true,
         ("list", "tracked connections"),
-        |message| message.raw(&generic_header(family)),
+        |message| {
+            message.raw(&generic_header(family));
+            if let Some(port) = port {
+                ask_for_port(message, port);
+            }
+        },
         |reply| choose(reply.attributes(GENERIC_HEADER)),
     )?;
     for connections in found.chunks(BATCH) {
         delete(socket, family, connections)?;
     }
     Ok(found.len())
+}
+
+fn ask_for_port(message: &mut Writer<'_>, port: u16) {
+    message.nest(CTA_TUPLE_ORIG, |tuple| {
+        tuple.nest(CTA_TUPLE_PROTO, |protocol| {
+            protocol.put_u8(CTA_PROTO_NUM, octet(libc::IPPROTO_UDP));
+            protocol.put(CTA_PROTO_DST_PORT, &port.to_be_bytes());
+        });
+    });
+    message.nest(CTA_FILTER, |filter| {
+        filter.put_u32(CTA_FILTER_ORIG_FLAGS, BY_PROTOCOL_AND_DESTINATION_PORT);
+    });
 }
 
 /// Lets TCP connections with one of these addresses go on although packets of theirs took another way for

@@ -282,12 +282,18 @@ fn flows_of_udp_are_forgotten_by_whom_they_called_and_who_answers() {
             "conntrack -I -p tcp -s 203.0.113.2 -d 192.0.2.1 --sport 1000 --dport 5140 --state ESTABLISHED -t 100",
         );
         let seen = RefCell::new(Vec::new());
-        let none = conntrack::forget_datagrams(&mut socket, |flow| {
-            seen.borrow_mut().push(*flow);
-            false
-        });
-        assert_eq!(none.unwrap(), 0);
-        let mut seen = seen.into_inner();
+        let mut look = |ports: &[u16]| {
+            let ports = ports.iter().copied().collect();
+            let none = conntrack::forget_datagrams(&mut socket, &ports, |flow| {
+                seen.borrow_mut().push(*flow);
+                false
+            });
+            assert_eq!(none.unwrap(), 0);
+            seen.take()
+        };
+        assert_eq!(look(&[514, 1000, 5141]), [], "the kernel tells of others");
+        assert_eq!(look(&[1, 2, 3, 4, 5]).len(), 3, "of many ports it does");
+        let mut seen = look(&[514, 5140]);
         seen.sort_by_key(|flow| flow.called);
         let flow = |called: &str, answering: &str| Datagrams {
             called: called.parse().unwrap(),
@@ -301,7 +307,8 @@ fn flows_of_udp_are_forgotten_by_whom_they_called_and_who_answers() {
         ];
         assert_eq!(seen, all);
         for gone in [all[0], v6] {
-            let chosen = conntrack::forget_datagrams(&mut socket, |flow| *flow == gone);
+            let ports = [5140].into();
+            let chosen = conntrack::forget_datagrams(&mut socket, &ports, |flow| *flow == gone);
             assert_eq!(chosen.unwrap(), 1, "{gone:?}");
         }
         let left = lab.run("conntrack -L -f ipv4") + &lab.run("conntrack -L -f ipv6");

@@ -66,6 +66,7 @@ impl KernelNetwork {
         if new.is_empty() {
             return;
         }
+        let host_ports = new.iter().map(|(port, _)| port.host_port).collect();
         let forgotten = self.with_worker(|worker| {
             let listed = address::list(&mut worker.route)?.into_iter();
             let own: HashSet<IpAddr> = listed.map(|listed| listed.address.addr()).collect();
@@ -77,6 +78,7 @@ impl KernelNetwork {
             };
             Ok(conntrack::forget_datagrams(
                 &mut worker.netfilter,
+                &host_ports,
                 is_stale,
             )?)
         });
