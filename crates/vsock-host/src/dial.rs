@@ -35,6 +35,7 @@ use crate::{
     hybrid::line::{Heard, Line},
     listener::refuse_descriptors,
     packet::flags,
+    place::Spot,
     readiness::{Interest, Timer, timespec},
     socket_file::SocketFile,
     worker::Command,
@@ -173,7 +174,7 @@ impl Dial {
 
     fn connect(&mut self) -> Result<Step, VsockRefusal> {
         match &self.route.target {
-            Target::Unix(path) => {
+            Target::Unix(path) | Target::OfOwner(path) => {
                 let path = path.clone();
                 match self.connect_unix(&path) {
                     Ok(socket) => Ok(Step::On(self.introduction(socket))),
@@ -217,7 +218,14 @@ impl Dial {
     /// Connects to the socket at a path, and to nothing that a link there leads to: the owner of a guest's
     /// folder has only its own rights, and would otherwise reach whatever ours reach.
     fn connect_unix(&self, path: &Path) -> Result<OwnedFd, Errno> {
-        let found = SocketFile::find(path).map_err(|error| match error {
+        let found = match self.route.target {
+            Target::Unix(_) => SocketFile::find(path),
+            // Its owner may have mounted something over the folder that never answers.
+            _ => Spot::of(path)
+                .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::NOENT))
+                .and_then(|spot| spot.find()),
+        };
+        let found = found.map_err(|error| match error {
             Errno::NOTSOCK => Errno::CONNREFUSED,
             error => error,
         })?;
