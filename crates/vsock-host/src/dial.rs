@@ -31,6 +31,7 @@ use rustix::{
 use sandwire_api::vsock::{VsockRefusal, VsockType};
 
 use crate::{
+    descriptors,
     directory::{Route, Target},
     hybrid::line::{Heard, Line},
     listener::refuse_descriptors,
@@ -111,10 +112,13 @@ impl Dial {
     /// Prepares it; nothing is connected before [`Self::advance`].
     ///
     /// # Errors
-    /// [`VsockRefusal::Memory`] when the process has no descriptors left.
+    /// [`VsockRefusal::Memory`] when the process has no descriptors left for guests.
     pub fn start(route: &Route, kind: VsockType) -> Result<Self, VsockRefusal> {
         let waiting =
             epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|_| VsockRefusal::Memory)?;
+        if descriptors::is_reserved(&waiting) {
+            return Err(VsockRefusal::Memory);
+        }
         Ok(Self {
             route: route.clone(),
             kind,
