@@ -16,6 +16,7 @@ use std::{
         atomic::{AtomicBool, Ordering},
     },
     thread,
+    time::Duration,
 };
 
 use sandwire_api::{
@@ -81,6 +82,9 @@ pub(crate) enum ImpairError {
 /// The instance of a daemon whose configuration doesn't name one.
 const DEFAULT_INSTANCE: &str = "default";
 
+/// How long a change waits for others who are told that the packets for which they had waited were dropped.
+const FLUSHED_MAX: Duration = Duration::from_secs(10);
+
 /// The way to the impairment service.
 #[derive(Debug)]
 pub(crate) struct Impairments {
@@ -140,6 +144,7 @@ impl Impairments {
         // Before the lease is held: a service takes a while to start.
         let mut client = self.connect_or_start()?;
         refuse_elsewhere(&mut client, &found)?;
+        self.endings.await_flushed(&found.lease, FLUSHED_MAX);
         let _gate = self.lock_gate();
         if self.endings.has(&found.lease) {
             return Err(ImpairError::Ending {
@@ -152,7 +157,7 @@ impl Impairments {
             // XDP comes before what diverts, and would send packets past it.
             slots.set_impaired(&found.lease, true)?;
             let set = set_all(&mut client, found, &owner, impairment);
-            set.or_else(|failed| self.set_has_failed(slots, &found.lease, *failed))
+            set.or_else(|failed| self.set_has_failed(slots, found, *failed))
         })??;
         self.pending.remove(&found.lease);
         self.known.insert(found.lease.clone(), impairment);
@@ -163,11 +168,12 @@ impl Impairments {
     fn set_has_failed(
         &self,
         slots: &Slots,
-        lease: &LeaseKey,
+        found: &LeaseInterfaces,
         failed: Failed,
     ) -> Result<(), ImpairError> {
+        let lease = &found.lease;
         if failed.is_uncertain {
-            self.pending.insert(lease, failed.before);
+            self.pending.insert(found, failed.before);
             self.ended.notify_one();
         } else if !self.known.has(lease) && !self.pending.has(lease) {
             slots.set_impaired(lease, false)?;
@@ -208,7 +214,7 @@ impl Impairments {
         let (ending, statuses) = {
             let _gate = self.lock_gate();
             let statuses = listed(&mut client, &self.owner_of(&found.lease))?;
-            (self.endings.begin(&found.lease), statuses)
+            (self.endings.begin(&found.lease, flush), statuses)
         };
         let mut failure = None;
         for status in statuses {

@@ -89,6 +89,14 @@ pub enum Error {
         /// Which.
         target: Target,
     },
+    /// Nobody waits for the answer any more.
+    #[error(
+        "change what happens to {target}: whoever asked for it has given up; nothing has changed"
+    )]
+    Left {
+        /// Which.
+        target: Target,
+    },
     /// Too many wait for packets under way.
     #[error(
         "wait for the packets of {target}: those of as many others as possible are waited for, of user {} or of all; \
@@ -220,6 +228,7 @@ impl Error {
             | Self::Enter { .. }
             | Self::EngineGone
             | Self::Ending { .. }
+            | Self::Left { .. }
             | Self::Kernel(_)
             | Self::Datapath(_)
             | Self::State { .. } => RefusalCode::Failed,

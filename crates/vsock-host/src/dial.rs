@@ -31,10 +31,12 @@ use rustix::{
 use sandwire_api::vsock::{VsockRefusal, VsockType};
 
 use crate::{
+    descriptors,
     directory::{Route, Target},
     hybrid::line::{Heard, Line},
     listener::refuse_descriptors,
     packet::flags,
+    place::Spot,
     readiness::{Interest, Timer, timespec},
     socket_file::SocketFile,
     worker::Command,
@@ -110,10 +112,13 @@ impl Dial {
     /// Prepares it; nothing is connected before [`Self::advance`].
     ///
     /// # Errors
-    /// [`VsockRefusal::Memory`] when the process has no descriptors left.
+    /// [`VsockRefusal::Memory`] when the process has no descriptors left for guests.
     pub fn start(route: &Route, kind: VsockType) -> Result<Self, VsockRefusal> {
         let waiting =
             epoll::create(epoll::CreateFlags::CLOEXEC).map_err(|_| VsockRefusal::Memory)?;
+        if descriptors::is_reserved(&waiting) {
+            return Err(VsockRefusal::Memory);
+        }
         Ok(Self {
             route: route.clone(),
             kind,
@@ -173,7 +178,7 @@ impl Dial {
 
     fn connect(&mut self) -> Result<Step, VsockRefusal> {
         match &self.route.target {
-            Target::Unix(path) => {
+            Target::Unix(path) | Target::OfOwner(path) => {
                 let path = path.clone();
                 match self.connect_unix(&path) {
                     Ok(socket) => Ok(Step::On(self.introduction(socket))),
@@ -217,7 +222,14 @@ impl Dial {
     /// Connects to the socket at a path, and to nothing that a link there leads to: the owner of a guest's
     /// folder has only its own rights, and would otherwise reach whatever ours reach.
     fn connect_unix(&self, path: &Path) -> Result<OwnedFd, Errno> {
-        let found = SocketFile::find(path).map_err(|error| match error {
+        let found = match self.route.target {
+            Target::Unix(_) => SocketFile::find(path),
+            // Its owner may have mounted something over the folder that never answers.
+            _ => Spot::of(path)
+                .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::NOENT))
+                .and_then(|spot| spot.find()),
+        };
+        let found = found.map_err(|error| match error {
             Errno::NOTSOCK => Errno::CONNREFUSED,
             error => error,
         })?;

@@ -45,7 +45,9 @@ impl Route {
     #[must_use]
     pub fn class(&self) -> VsockClass {
         match &self.target {
-            Target::Unix(_) | Target::Tcp(_) | Target::Vsock { .. } => VsockClass::GuestToHost,
+            Target::Unix(_) | Target::OfOwner(_) | Target::Tcp(_) | Target::Vsock { .. } => {
+                VsockClass::GuestToHost
+            }
             Target::HybridVm { .. } | Target::LocalVm { .. } => VsockClass::GuestToGuest,
         }
     }
@@ -56,6 +58,8 @@ impl Route {
 pub enum Target {
     /// A Unix socket of the host.
     Unix(PathBuf),
+    /// A Unix socket in the caller's own folder.
+    OfOwner(PathBuf),
     /// A TCP service.
     Tcp(SocketAddr),
     /// A service on the host's own AF_VSOCK.
@@ -309,7 +313,7 @@ impl Inner {
             VsockDestination::Host => {
                 let path = host_path(&caller.socket, port);
                 let peer = path.display().to_string();
-                Ok((Target::Unix(path), peer))
+                Ok((Target::OfOwner(path), peer))
             }
             VsockDestination::Unix { path } => Ok((Target::Unix(path.into()), path.clone())),
             VsockDestination::Tcp { address } => {
@@ -442,7 +446,7 @@ mod tests {
         let route = directory().route(&from, cid, port, VsockType::Stream)?;
         Ok(match route.target {
             Target::HybridVm { socket, port } => (socket.display().to_string(), port),
-            Target::Unix(path) => (path.display().to_string(), 0),
+            Target::Unix(path) | Target::OfOwner(path) => (path.display().to_string(), 0),
             other => (format!("{other:?}"), 0),
         })
     }

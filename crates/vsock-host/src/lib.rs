@@ -11,6 +11,7 @@ pub mod capture;
 pub mod connection;
 pub mod control;
 pub mod credit;
+pub mod descriptors;
 pub mod device;
 pub mod dial;
 pub mod directory;

@@ -20,7 +20,10 @@ use rustix::{
 };
 use sandwire_api::vsock::VsockType;
 
-use crate::{place::Place, socket_file::SocketFile};
+use crate::{
+    place::{Place, Spot},
+    socket_file::SocketFile,
+};
 
 /// Longest path of a Unix socket: `sun_path` has 108 bytes, the last of which is zero.
 pub const PATH_MAX: usize = 107;
@@ -80,25 +83,49 @@ pub fn listen_on(
     kind: VsockType,
     descriptors: Descriptors,
 ) -> Result<OwnedFd, ListenerError> {
-    let length = path.as_os_str().len();
-    if length > PATH_MAX {
-        return Err(ListenerError::TooLong {
-            path: path.to_owned(),
-            length,
-        });
-    }
-    let refused = |error: Errno| ListenerError::Refused {
-        path: path.to_owned(),
-        source: error.into(),
+    check_length(path)?;
+    let address = SocketAddrUnix::new(path).map_err(|error| refused(path, error.into()))?;
+    let remove_old = || {
+        let found = SocketFile::find(path);
+        remove_left_over(path, found, || unlink(path))
     };
-    let address = SocketAddrUnix::new(path).map_err(refused)?;
+    listen_by(path, &address, kind, descriptors, remove_old)
+}
+
+/// The same in a guest's folder, whatever its owner mounts there. The kernel tells those who ask for the socket's name a path by a
+/// descriptor, not this one.
+///
+/// # Errors
+/// The same, and something that is mounted over the folder.
+pub fn listen_at(
+    path: &Path,
+    kind: VsockType,
+    descriptors: Descriptors,
+) -> Result<OwnedFd, ListenerError> {
+    check_length(path)?;
+    let spot = Spot::of(path).map_err(|error| refused(path, error))?;
+    let address = spot
+        .address()
+        .map_err(|error| refused(path, error.into()))?;
+    let remove_old = || remove_left_over(path, spot.find(), || spot.remove());
+    listen_by(path, &address, kind, descriptors, remove_old)
+}
+
+fn listen_by(
+    path: &Path,
+    address: &SocketAddrUnix,
+    kind: VsockType,
+    descriptors: Descriptors,
+    remove_old: impl Fn() -> Result<(), ListenerError>,
+) -> Result<OwnedFd, ListenerError> {
+    let refused = |error: Errno| refused(path, error.into());
     let socket = unix_socket(kind).map_err(refused)?;
     // `bind` gives the file this mode, less the umask; by its name it could be somebody else's by then.
     fchmod(&socket, Mode::from_raw_mode(0o666)).map_err(refused)?;
-    match bind_socket(&socket, &address) {
+    match bind_socket(&socket, address) {
         Err(Errno::ADDRINUSE) => {
-            remove_left_over(path)?;
-            bind_socket(&socket, &address).map_err(refused)?;
+            remove_old()?;
+            bind_socket(&socket, address).map_err(refused)?;
         }
         outcome => outcome.map_err(refused)?,
     }
@@ -108,6 +135,24 @@ pub fn listen_on(
     }
     listen(&socket, BACKLOG).map_err(refused)?;
     Ok(socket)
+}
+
+fn check_length(path: &Path) -> Result<(), ListenerError> {
+    let length = path.as_os_str().len();
+    if length > PATH_MAX {
+        return Err(ListenerError::TooLong {
+            path: path.to_owned(),
+            length,
+        });
+    }
+    Ok(())
+}
+
+fn refused(path: &Path, source: io::Error) -> ListenerError {
+    ListenerError::Refused {
+        path: path.to_owned(),
+        source,
+    }
 }
 
 /// Has the kernel refuse descriptors that somebody sends along, before they are ours to close: closing one may wait for as
@@ -134,16 +179,23 @@ pub fn is_callers_own(error: Errno) -> bool {
     matches!(error, Errno::INTR | Errno::CONNABORTED)
 }
 
-/// Removes the file of a socket that was ours in a folder, unless that isn't there any more: what has its path then is another
-/// guest's.
+/// Removes the file of a socket that was ours in a guest's folder, unless that isn't there any more: what has its path then is
+/// another guest's, or what its owner has mounted over it.
 ///
 /// # Errors
 /// Whatever the kernel says, except that it is gone already.
 pub fn remove_in(place: Option<Place>, path: &Path) -> io::Result<()> {
-    let is_another = |place: Place| path.parent().is_none_or(|folder| !place.is_at(folder));
-    match place {
-        Some(place) if is_another(place) => Ok(()),
-        _ => remove(path),
+    let spot = match Spot::of(path) {
+        Ok(spot) => spot,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(error),
+    };
+    if place.is_some_and(|place| place != spot.place()) {
+        return Ok(());
+    }
+    match spot.remove() {
+        Ok(()) | Err(Errno::NOENT) => Ok(()),
+        Err(error) => Err(error.into()),
     }
 }
 
@@ -158,12 +210,13 @@ pub fn remove(path: &Path) -> io::Result<()> {
     }
 }
 
-fn remove_left_over(path: &Path) -> Result<(), ListenerError> {
-    let refused = |error: Errno| ListenerError::Refused {
-        path: path.to_owned(),
-        source: error.into(),
-    };
-    let found = match SocketFile::find(path) {
+fn remove_left_over(
+    path: &Path,
+    found: Result<SocketFile, Errno>,
+    remove: impl Fn() -> Result<(), Errno>,
+) -> Result<(), ListenerError> {
+    let refused = |error: Errno| refused(path, error.into());
+    let found = match found {
         Ok(found) => found,
         Err(Errno::NOENT) => return Ok(()),
         Err(Errno::NOTSOCK) => return Err(ListenerError::NotASocket(path.to_owned())),
@@ -174,10 +227,10 @@ fn remove_left_over(path: &Path) -> Result<(), ListenerError> {
     let probe =
         socket_with(AddressFamily::UNIX, SocketType::DGRAM, flags, None).map_err(refused)?;
     match connect(&probe, &found.address().map_err(refused)?) {
-        Err(Errno::CONNREFUSED) => remove(path).map_err(|source| ListenerError::Refused {
-            path: path.to_owned(),
-            source,
-        }),
+        Err(Errno::CONNREFUSED) => match remove() {
+            Ok(()) | Err(Errno::NOENT) => Ok(()),
+            Err(error) => Err(refused(error)),
+        },
         Err(Errno::NOENT) => Ok(()),
         // Another type of socket, or one that we may not connect to.
         Ok(()) | Err(_) => Err(ListenerError::InUse(path.to_owned())),

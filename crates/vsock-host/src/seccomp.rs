@@ -13,7 +13,7 @@ use seccompiler::{
 
 use rustix::fs::OFlags;
 
-use crate::{service::Seccomp, socket_file::LOOK_FLAGS, state::CREATE_FLAGS};
+use crate::{place::FOLDER_FLAGS, service::Seccomp, socket_file::LOOK_FLAGS, state::CREATE_FLAGS};
 
 /// Why there is no filter.
 #[derive(Debug, thiserror::Error)]
@@ -82,7 +82,7 @@ fn program(refusal: SeccompAction) -> Result<BpfProgram, seccompiler::BackendErr
     }
     // A path that is only looked at gives nothing to read or write, and reading is refused by the other filter.
     let opened = |argument| -> Result<Vec<_>, _> {
-        let flags = [CREATE_FLAGS, LOOK_FLAGS, READ_FLAGS];
+        let flags = [CREATE_FLAGS, LOOK_FLAGS, FOLDER_FLAGS, READ_FLAGS];
         flags
             .into_iter()
             .map(|flags| opening(argument, flags))

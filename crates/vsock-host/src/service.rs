@@ -24,6 +24,7 @@ use self::channels::Channels;
 use crate::{
     capture::Captures,
     control::{control_socket, server::Server},
+    descriptors,
     limits::Limits,
     listener::{self, ListenerError},
     privileges::{self, PrivilegeError},
@@ -133,6 +134,7 @@ pub enum ServiceError {
 /// See [`ServiceError`]; once it is ready, only when a thread has failed.
 pub fn run(settings: &Settings) -> Result<(), ServiceError> {
     let descriptors = privileges::raise_descriptor_limit();
+    descriptors::set_limit(descriptors);
     // Sockets get exactly the mode that they are given; see `listener`.
     umask(Mode::empty());
     let memory = folder::prepare(&settings.folder, settings.user)?;

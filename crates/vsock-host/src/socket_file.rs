@@ -7,10 +7,12 @@ use std::{
 };
 
 use rustix::{
-    fs::{FileType, Mode, OFlags, fstat, open},
+    fs::{FileType, Mode, OFlags, open},
     io::Errno,
     net::SocketAddrUnix,
 };
+
+use crate::place::look_at;
 
 /// How a path is looked at.
 pub(crate) const LOOK_FLAGS: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
@@ -24,8 +26,12 @@ impl SocketFile {
     /// # Errors
     /// `NOENT` if nothing is there, `NOTSOCK` if it is no socket, and what the kernel says else.
     pub(crate) fn find(path: &Path) -> Result<Self, Errno> {
-        let found = open(path, LOOK_FLAGS, Mode::empty())?;
-        match FileType::from_raw_mode(fstat(&found)?.st_mode) {
+        Self::checked(open(path, LOOK_FLAGS, Mode::empty())?)
+    }
+
+    /// The same of what was found in another way, opened with [`LOOK_FLAGS`].
+    pub(crate) fn checked(found: OwnedFd) -> Result<Self, Errno> {
+        match FileType::from_raw_mode(look_at(&found)?.stx_mode.into()) {
             FileType::Socket => Ok(Self(found)),
             _ => Err(Errno::NOTSOCK),
         }

@@ -5,14 +5,26 @@
 
 use std::{
     collections::BTreeMap,
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Condvar, Mutex, MutexGuard, PoisonError},
+    time::Duration,
 };
 
 use sandwire_slot::lease::LeaseKey;
 
-/// All of them, with how many wait for each.
+/// All of them, with who waits for each.
 #[derive(Debug, Default)]
-pub(super) struct Endings(Mutex<BTreeMap<LeaseKey, usize>>);
+pub(super) struct Endings {
+    all: Mutex<BTreeMap<LeaseKey, Waiting>>,
+    fewer: Condvar,
+}
+
+/// Those who wait for one.
+#[derive(Debug, Default)]
+struct Waiting {
+    count: usize,
+    /// Somebody has had its packets dropped, so that nobody waits for long any more.
+    is_flushed: bool,
+}
 
 /// Somebody who waits for an end.
 #[derive(Debug)]
@@ -22,17 +34,32 @@ pub(super) struct Ending<'a> {
 }
 
 impl Endings {
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<LeaseKey, usize>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<LeaseKey, Waiting>> {
+        self.all.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// One more waits for the end of a lease's impairment, until this is dropped.
-    pub(super) fn begin(&self, lease: &LeaseKey) -> Ending<'_> {
-        *self.lock().entry(lease.clone()).or_default() += 1;
+    pub(super) fn begin(&self, lease: &LeaseKey, flush: bool) -> Ending<'_> {
+        let mut all = self.lock();
+        let waiting = all.entry(lease.clone()).or_default();
+        waiting.count += 1;
+        waiting.is_flushed |= flush;
         Ending {
             endings: self,
             lease: lease.clone(),
         }
+    }
+
+    /// Lets those go first, for so long, who wait for packets that somebody has had dropped.
+    pub(super) fn await_flushed(&self, lease: &LeaseKey, patience: Duration) {
+        let is_flushed = |all: &mut BTreeMap<LeaseKey, Waiting>| {
+            all.get(lease).is_some_and(|waiting| waiting.is_flushed)
+        };
+        let waited = self
+            .fewer
+            .wait_timeout_while(self.lock(), patience, is_flushed);
+        // Whether they have gone is asked for by who has the gate.
+        drop(waited);
     }
 
     /// Whether somebody waits for it.
@@ -43,11 +70,12 @@ impl Endings {
 
 impl Drop for Ending<'_> {
     fn drop(&mut self) {
-        let mut waiting = self.endings.lock();
-        if let Some(count) = waiting.get_mut(&self.lease) {
-            *count -= 1;
-            if *count == 0 {
-                waiting.remove(&self.lease);
+        let mut all = self.endings.lock();
+        if let Some(waiting) = all.get_mut(&self.lease) {
+            waiting.count -= 1;
+            if waiting.count == 0 {
+                all.remove(&self.lease);
+                self.endings.fewer.notify_all();
             }
         }
     }

@@ -8,7 +8,10 @@ use std::{
 
 use sandwire_api::impairment::Impairment;
 use sandwire_impair_host::control::{Client, ClientError, Target};
-use sandwire_slot::{lease::LeaseKey, service::Slots};
+use sandwire_slot::{
+    lease::LeaseKey,
+    service::{LeaseInterfaces, Slots},
+};
 
 use super::{ImpairError, Impairments, listed, targets_of};
 
@@ -17,22 +20,48 @@ pub(super) type Before = (Target, Option<Impairment>);
 
 /// All of them. Of one whose only interface was to be changed there is nothing to take back: it has become so, or not.
 #[derive(Debug, Default)]
-pub(super) struct Pending(Mutex<BTreeMap<LeaseKey, Vec<Before>>>);
+pub(super) struct Pending(Mutex<BTreeMap<LeaseKey, Waiting>>);
+
+/// What is to be taken back of one.
+#[derive(Clone, Debug)]
+struct Waiting {
+    /// When the lease was acquired: a later one of that name is none of it.
+    acquired_at: u64,
+    before: Vec<Before>,
+}
 
 impl Pending {
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<LeaseKey, Vec<Before>>> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<LeaseKey, Waiting>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// What is to be taken back. Of an interface that is among it already what was before both changes counts.
-    pub(super) fn insert(&self, lease: &LeaseKey, before: Vec<Before>) {
+    pub(super) fn insert(&self, found: &LeaseInterfaces, before: Vec<Before>) {
         let mut all = self.lock();
-        let known = all.entry(lease.clone()).or_default();
+        let new = Waiting {
+            acquired_at: found.acquired_at,
+            before: Vec::new(),
+        };
+        let known = all
+            .entry(found.lease.clone())
+            .or_insert_with(|| new.clone());
+        if !known.is_of(found) {
+            *known = new;
+        }
         for (target, was) in before {
-            if known.iter().all(|(other, _)| *other != target) {
-                known.push((target, was));
+            if known.before.iter().all(|(other, _)| *other != target) {
+                known.before.push((target, was));
             }
         }
+    }
+
+    /// Forgets leases that have ended by themselves, of which nobody tells.
+    pub(super) fn forget_ended(&self, present: impl Fn(&LeaseKey) -> Option<LeaseInterfaces>) {
+        let is_there = |lease: &LeaseKey, waiting: &Waiting| {
+            present(lease).is_some_and(|found| waiting.is_of(&found))
+        };
+        self.lock()
+            .retain(|lease, waiting| is_there(lease, waiting));
     }
 
     /// One of which it is known now, or that has ended. Whether it was among them.
@@ -53,8 +82,17 @@ impl Pending {
         self.lock().keys().cloned().collect()
     }
 
-    fn of(&self, lease: &LeaseKey) -> Vec<Before> {
-        self.lock().get(lease).cloned().unwrap_or_default()
+    fn of(&self, found: &LeaseInterfaces) -> Vec<Before> {
+        let all = self.lock();
+        let waiting = all.get(&found.lease).filter(|waiting| waiting.is_of(found));
+        waiting.map_or_else(Vec::new, |waiting| waiting.before.clone())
+    }
+}
+
+impl Waiting {
+    /// Whether that is the lease.
+    fn is_of(&self, found: &LeaseInterfaces) -> bool {
+        self.acquired_at == found.acquired_at
     }
 }
 
@@ -87,7 +125,7 @@ impl Impairments {
         };
         let (targets, owner) = (targets_of(&found), self.owner_of(lease));
         let present = listed(client, &owner)?;
-        for (target, was) in self.pending.of(lease) {
+        for (target, was) in self.pending.of(&found) {
             let is_impaired = present.iter().any(|status| status.target == target);
             let undone = match was {
                 _ if !targets.contains(&target) => Ok(()),

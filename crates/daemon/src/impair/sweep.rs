@@ -39,6 +39,9 @@ impl Impairments {
         let _gate = self.lock_gate();
         // Also of slots that were repaired meanwhile.
         let before = [self.known.leases(), self.pending.leases()].concat();
+        // Also while the service doesn't answer: the next one of the name may be there before it does.
+        self.pending
+            .forget_ended(|lease| slots.present_interfaces(lease));
         let mut client = match self.connect() {
             Ok(client) => client,
             Err(_) => {

@@ -276,6 +276,69 @@ fn nothing_is_taken_back_of_a_lease_that_has_ended() {
     assert!(!lab.impairments.pending.has(&lease));
 }
 
+/// As of one whose time is over, of which the service may know only later than the next lease of that name is there.
+#[test]
+fn nothing_is_taken_back_of_a_lease_that_has_ended_by_itself() {
+    let lab = Lab::new();
+    *lab.service.silent_at.lock().unwrap() = Some(1);
+    lab.set("delay 50ms").unwrap_err();
+    let name = "a".parse().unwrap();
+    let lease = LeaseKey {
+        owner_uid: 0,
+        name: "a".parse().unwrap(),
+    };
+    let later = LeaseInterfaces {
+        acquired_at: 0,
+        ..lab.slots.interfaces(ROOT, None, &name).unwrap()
+    };
+    lab.impairments
+        .pending
+        .forget_ended(|_| Some(later.clone()));
+    assert!(!lab.impairments.pending.has(&lease), "that is another one");
+    lab.set("delay 50ms").unwrap_err();
+    assert!(lab.impairments.pending.has(&lease));
+    lab.slots.release(ROOT, None, &name).unwrap();
+    // As a service leaves it that was killed and that nobody starts.
+    std::fs::remove_file(control_socket(lab.folder.path())).unwrap();
+    let left = lab
+        .folder
+        .path()
+        .join(sandwire_impair_host::control::TARGETS);
+    std::fs::create_dir(&left).unwrap();
+    let impairment: Impairment = "delay 50ms".parse().unwrap();
+    let remembered = json!({
+        "target": {"interface": "tap"},
+        "owner": lab.impairments.owner_of(&lease),
+        "impairment": impairment,
+        "force": false,
+        "inode": 1,
+        "ifindex": 1,
+    });
+    std::fs::write(left.join("1-1.json"), remembered.to_string()).unwrap();
+    lab.impairments.look(&lab.slots).unwrap_err();
+    assert!(!lab.impairments.pending.has(&lease));
+}
+
+/// Who had waited for the packets that were dropped may not have gone yet.
+#[test]
+fn a_lease_is_impaired_anew_at_once_after_its_packets_were_dropped() {
+    let lab = Lab::new();
+    lab.set("delay 50ms").unwrap();
+    *lab.service.holds.lock().unwrap() = true;
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| lab.clear(false));
+        wait_until("it is waited", || *lab.service.ending.lock().unwrap() > 0);
+        lab.clear(true).unwrap();
+        let set = scope.spawn(|| lab.set("delay 7ms"));
+        *lab.service.holds.lock().unwrap() = false;
+        lab.service.let_go.notify_all();
+        waiting.join().unwrap().unwrap();
+        set.join().unwrap().unwrap();
+    });
+    assert_eq!(lab.service.texts(), ["delay 7ms", "delay 7ms"]);
+    assert_eq!(lab.led(), 1);
+}
+
 #[test]
 fn a_service_that_has_ended_leaves_no_lease_on_another_way() {
     let lab = Lab::new();

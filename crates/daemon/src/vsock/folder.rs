@@ -8,6 +8,9 @@
 //!
 //! Nor is a mount crossed: an owner can have some in its folder by FUSE, and over it, and who serves them answers when it likes. They
 //! are taken away. What can't be removed all the same is told, and stops nothing else.
+//!
+//! Nor does a folder's owner say whose it is: whoever has it may give it on, as to the user that a VMM runs as. So it is noted down in
+//! `made/`, which is the daemon's alone, which folder was made for whom.
 
 use std::{
     collections::HashSet,
@@ -21,18 +24,22 @@ use std::{
 
 use rustix::{
     fs::{
-        AtFlags, CWD, FileType, Gid, Mode, OFlags, Statx, StatxAttributes, StatxFlags, Uid, fchmod,
-        fchown, open, statx,
+        AtFlags, CWD, FileType, Gid, Mode, OFlags, Statx, StatxAttributes, StatxFlags, Uid,
+        chownat, fchmod, fchown, open, statx,
     },
     mount::{UnmountFlags, unmount},
     process::{getegid, geteuid},
 };
 use sandwire_slot::channel::{ChannelError, is_folder_name};
+use sandwire_vsock_host::place::Place;
+use serde::{Deserialize, Serialize};
 
 /// Files and folders that one removal touches, whatever comes of it: what is more waits for the next sweep.
 const REMOVED_AT_ONCE: usize = 10_000;
 /// Mounts over one another that are taken away. More than FUSE lets all users have.
 const MOUNTS_MAX: usize = 10_000;
+/// How something is looked at.
+const LOOK: AtFlags = AtFlags::SYMLINK_NOFOLLOW.union(AtFlags::STATX_DONT_SYNC);
 /// Owner and the service's group may do everything; files get that group.
 const MODE: u32 = 0o2770;
 
@@ -41,10 +48,19 @@ const MODE: u32 = 0o2770;
 pub(super) struct Folders {
     base: PathBuf,
     removed: PathBuf,
+    /// A note for each folder, of the same name.
+    made: PathBuf,
     /// For names in `removed` that were never there.
     next: AtomicU64,
     /// How much couldn't be removed the last time.
     told_stuck: AtomicUsize,
+}
+
+/// Whom a folder was made for.
+#[derive(Debug, Serialize, Deserialize)]
+struct Note {
+    owner: u32,
+    place: Place,
 }
 
 impl Folders {
@@ -53,16 +69,17 @@ impl Folders {
     /// # Errors
     /// The folder can't be written.
     pub(super) fn new(base: &Path) -> io::Result<Self> {
-        let removed = base.join("removed");
-        DirBuilder::new()
-            .recursive(true)
-            .mode(0o700)
-            .create(&removed)?;
+        let [removed, made] = ["removed", "made"].map(|name| base.join(name));
+        for folder in [&removed, &made] {
+            let mut builder = DirBuilder::new();
+            builder.recursive(true).mode(0o700).create(folder)?;
+        }
         let now = SystemTime::now().duration_since(UNIX_EPOCH);
         let first = now.map_or(0, |now| u64::try_from(now.as_nanos()).unwrap_or(0));
         Ok(Self {
             base: base.to_owned(),
             removed,
+            made,
             next: AtomicU64::new(first),
             told_stuck: AtomicUsize::new(0),
         })
@@ -72,7 +89,8 @@ impl Folders {
         &self.base
     }
 
-    /// Makes a channel's folder. One of the same owner stays as it is, which is false; any other makes way.
+    /// Makes a channel's folder. One of the same owner stays as it is, which is false, also where that has given it to somebody else; it
+    /// gets the service's group back. Any other makes way.
     pub(super) fn make(&self, folder: &Path, uid: u32, gid: u32) -> Result<bool, ChannelError> {
         let failed = |source| ChannelError::Folder {
             operation: "make the folder of a vsock channel,",
@@ -83,12 +101,42 @@ impl Folders {
             Ok(found) if is_ours(&found) && (found.stx_uid, found.stx_gid) == (uid, gid) => {
                 return Ok(false);
             }
+            Ok(found) if is_ours(&found) && self.was_made_for(folder, uid) => {
+                give_group(folder, gid).map_err(failed)?;
+                return Ok(false);
+            }
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             // Who has mounted something over it may say that it may not be looked at.
             Ok(_) | Err(_) => self.remove(folder)?,
         }
-        create(folder, uid, gid).map_err(failed)?;
+        create(folder, uid, gid, || self.note(folder, uid)).map_err(failed)?;
         Ok(true)
+    }
+
+    /// Notes down for whom a folder was made. Without a note it is known by its owner and group.
+    fn note(&self, folder: &Path, owner: u32) {
+        let Some(path) = self.note_of(folder) else {
+            return;
+        };
+        let text = Place::of(folder).and_then(|place| {
+            let note = Note { owner, place };
+            serde_json::to_vec(&note).map_err(io::Error::from)
+        });
+        if let Err(error) = text.and_then(|text| fs::write(&path, text)) {
+            tracing::warn!(%error, path = %path.display(), "a channel's folder isn't noted down");
+        }
+    }
+
+    fn was_made_for(&self, folder: &Path, owner: u32) -> bool {
+        let note = self.note_of(folder).and_then(|path| fs::read(path).ok());
+        let note: Option<Note> = note.and_then(|text| serde_json::from_slice(&text).ok());
+        note.is_some_and(|note| {
+            note.owner == owner && Place::of(folder).is_ok_and(|place| place == note.place)
+        })
+    }
+
+    fn note_of(&self, folder: &Path) -> Option<PathBuf> {
+        Some(self.made.join(folder.file_name()?))
     }
 
     /// Whether a channel's folder is there.
@@ -98,6 +146,13 @@ impl Folders {
 
     /// Removes a channel's folder. One that isn't there is no error.
     pub(super) fn remove(&self, folder: &Path) -> Result<(), ChannelError> {
+        // First: what can't be removed isn't the next one's.
+        if let Some(note) = self.note_of(folder)
+            && let Err(error) = fs::remove_file(&note)
+            && error.kind() != io::ErrorKind::NotFound
+        {
+            tracing::warn!(%error, path = %note.display(), "the note of a channel's folder stays");
+        }
         match past_mounts(folder, || fs::rename(folder, self.place())) {
             Ok(()) => {
                 self.empty();
@@ -236,8 +291,7 @@ impl Pass {
 
 /// What is at a path, without asking a file system that may never answer.
 fn look(path: &Path) -> io::Result<Statx> {
-    let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::STATX_DONT_SYNC;
-    Ok(statx(CWD, path, flags, StatxFlags::BASIC_STATS)?)
+    Ok(statx(CWD, path, LOOK, StatxFlags::BASIC_STATS)?)
 }
 
 /// Whether that is a folder, and nothing that somebody has mounted over one.
@@ -270,8 +324,28 @@ fn take(folder: &Path) -> io::Result<()> {
     Ok(fchmod(&opened, Mode::from_raw_mode(0o700))?)
 }
 
-fn create(folder: &Path, uid: u32, gid: u32) -> io::Result<()> {
+/// Gives a folder to the service's group.
+fn give_group(folder: &Path, gid: u32) -> io::Result<()> {
+    let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::PATH;
+    let opened = open(folder, flags, Mode::empty())?;
+    let found = statx(
+        &opened,
+        "",
+        LOOK | AtFlags::EMPTY_PATH,
+        StatxFlags::BASIC_STATS,
+    )?;
+    // Whoever has something mounted there since doesn't get it.
+    if !is_ours(&found) || found.stx_gid == gid {
+        return Ok(());
+    }
+    let group = Some(Gid::from_raw(gid));
+    Ok(chownat(&opened, "", None, group, AtFlags::EMPTY_PATH)?)
+}
+
+/// Makes a folder, and has it noted down before anybody else has it.
+fn create(folder: &Path, uid: u32, gid: u32, note: impl FnOnce()) -> io::Result<()> {
     DirBuilder::new().mode(0o700).create(folder)?;
+    note();
     let give = || -> io::Result<()> {
         let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::RDONLY;
         let opened = open(folder, flags, Mode::empty())?;
@@ -294,6 +368,8 @@ mod tests {
     use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
 
     use super::*;
+
+    const OURS: [&str; 2] = ["made", "removed"];
 
     struct Lab {
         folders: Folders,
@@ -365,9 +441,38 @@ mod tests {
         }
         lab.folders.remove(&path).unwrap();
         lab.folders.remove(&path).unwrap();
-        assert_eq!(lab.names(), ["removed"]);
+        assert_eq!(lab.names(), OURS);
         assert_eq!(lab.leftovers(), 0);
         assert!(precious.exists());
+    }
+
+    /// As to the user that a VMM runs as. What is in it is that VMM's, which goes on.
+    #[test]
+    #[ignore = "needs root: cargo xtask test netns"]
+    fn a_folder_that_its_owner_has_given_on_is_still_its_channel_s() {
+        let lab = Lab::new();
+        let path = lab.folder.path().join("web.1");
+        let make = |uid, gid| lab.folders.make(&path, uid, gid).unwrap();
+        assert!(make(0, 40_000));
+        fs::write(path.join("vsock.sock"), "").unwrap();
+        chown(&path, Some(50_000), Some(50_000)).unwrap();
+        // The service has become another user meanwhile.
+        assert!(!make(0, 40_001), "it is the lease's still");
+        let found = fs::metadata(&path).unwrap();
+        assert_eq!((found.uid(), found.gid()), (50_000, 40_001));
+        assert_eq!(found.mode() & 0o7777, MODE);
+        assert!(path.join("vsock.sock").exists());
+        assert!(make(1000, 40_001), "but no other owner's");
+        chown(&path, Some(50_000), None).unwrap();
+        let aside = lab.folder.path().join("aside");
+        fs::rename(&path, &aside).unwrap();
+        fs::create_dir(&path).unwrap();
+        chown(&path, Some(50_000), Some(40_001)).unwrap();
+        assert!(make(1000, 40_001), "nor is it another in its place");
+        fs::remove_dir(&aside).unwrap();
+        lab.folders.remove(&path).unwrap();
+        assert_eq!(lab.names(), OURS);
+        assert_eq!(fs::read_dir(&lab.folders.made).unwrap().count(), 0);
     }
 
     /// In such a folder of another's, root without that capability, as the unit has it, may remove nothing.
@@ -392,7 +497,7 @@ mod tests {
         fs::remove_file(path.join("file")).unwrap_err();
         lab.folders.remove(&path).unwrap();
         set_capabilities(None, before).unwrap();
-        assert_eq!(lab.names(), ["removed"]);
+        assert_eq!(lab.names(), OURS);
         assert_eq!(lab.leftovers(), 0);
     }
 
@@ -422,7 +527,7 @@ mod tests {
             assert!(lab.folders.make(&path, uid, gid).unwrap(), "made anew");
             assert!(!path.join("file").exists());
             lab.folders.remove(&path).unwrap();
-            assert_eq!(lab.names(), ["precious", "removed"]);
+            assert_eq!(lab.names(), ["made", "precious", "removed"]);
             assert_eq!(lab.leftovers(), 0);
             assert!(precious.join("file").exists());
         });
@@ -457,7 +562,7 @@ mod tests {
         fs::write(lab.folder.path().join("control.sock"), "").unwrap();
         lab.folders.sweep(&[path].into());
         assert_eq!(lab.leftovers(), 0);
-        assert_eq!(lab.names(), ["control.sock", "removed", "web.1"]);
+        assert_eq!(lab.names(), ["control.sock", "made", "removed", "web.1"]);
     }
 
     #[test]

@@ -2,7 +2,10 @@
 
 use std::{
     io::{self, BufRead, BufReader, Read, Write},
-    os::unix::net::{UnixListener, UnixStream},
+    os::{
+        fd::AsFd,
+        unix::net::{UnixListener, UnixStream},
+    },
     path::Path,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
@@ -12,7 +15,11 @@ use std::{
     time::Duration,
 };
 
-use rustix::{net::sockopt::socket_peercred, process::geteuid};
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    net::sockopt::socket_peercred,
+    process::geteuid,
+};
 
 use super::{
     Cleared, PEERS_MAX, REQUEST_MAX, RefusalCode, Request, Response, Target, client::connect,
@@ -119,7 +126,7 @@ fn serve(stream: UnixStream, host: &SharedHost) -> io::Result<()> {
         }
         let is_whole = line.ends_with(b"\n");
         let answer = if is_whole || length < REQUEST_MAX {
-            obey(&line, host)
+            obey(&line, host, &output)
         } else {
             let message = format!("a request of more than {REQUEST_MAX} bytes");
             refused(RefusalCode::Invalid, message)
@@ -134,9 +141,9 @@ fn serve(stream: UnixStream, host: &SharedHost) -> io::Result<()> {
     }
 }
 
-fn obey(line: &[u8], host: &SharedHost) -> Response {
+fn obey(line: &[u8], host: &SharedHost, asker: &UnixStream) -> Response {
     match serde_json::from_slice(line) {
-        Ok(request) => carry_out(request, host)
+        Ok(request) => carry_out(request, host, asker)
             .unwrap_or_else(|error| refused(error.code(), error.to_string())),
         Err(error) => {
             let message = format!("that is no request: {error}");
@@ -145,7 +152,7 @@ fn obey(line: &[u8], host: &SharedHost) -> Response {
     }
 }
 
-fn carry_out(request: Request, host: &SharedHost) -> Result<Response, Error> {
+fn carry_out(request: Request, host: &SharedHost, asker: &UnixStream) -> Result<Response, Error> {
     Ok(match request {
         Request::Hello => hello(&lock(host)),
         Request::Set {
@@ -154,11 +161,13 @@ fn carry_out(request: Request, host: &SharedHost) -> Result<Response, Error> {
             impairment,
             force,
         } => {
-            lock(host).set(&target, &owner, &impairment, force)?;
+            let mut host = lock(host);
+            refuse_left(&target, asker)?;
+            host.set(&target, &owner, &impairment, force)?;
             Response::Done
         }
         Request::Clear { target, flush } => Response::Cleared {
-            cleared: clear(host, &target, flush)?,
+            cleared: clear(host, &target, flush, asker)?,
         },
         Request::List { traces_of } => Response::Targets {
             targets: lock(host).list(traces_of.as_ref())?,
@@ -175,9 +184,34 @@ fn hello(host: &Host) -> Response {
     }
 }
 
+/// Refuses to change anything for somebody who has given up: that one believes it to have failed, and what has been asked for since
+/// would be undone, by threads that are in no order.
+fn refuse_left(target: &Target, asker: impl AsFd) -> Result<(), Error> {
+    // Who only says nothing more still waits for the answer.
+    let mut polled = [PollFd::new(&asker, PollFlags::empty())];
+    let now = Timespec::default();
+    let told = poll(&mut polled, Some(&now));
+    let has_left = told.is_ok() && polled[0].revents().contains(PollFlags::HUP);
+    match has_left {
+        true => Err(Error::Left {
+            target: target.clone(),
+        }),
+        false => Ok(()),
+    }
+}
+
 /// Others may ask meanwhile.
-fn clear(host: &SharedHost, target: &Target, flush: bool) -> Result<Cleared, Error> {
-    let leaving = lock(host).begin_clear(target, flush)?;
+fn clear(
+    host: &SharedHost,
+    target: &Target,
+    flush: bool,
+    asker: &UnixStream,
+) -> Result<Cleared, Error> {
+    let leaving = {
+        let mut host = lock(host);
+        refuse_left(target, asker)?;
+        host.begin_clear(target, flush)?
+    };
     let Some(leaving) = leaving else {
         return Ok(Cleared::default());
     };
@@ -188,4 +222,61 @@ fn clear(host: &SharedHost, target: &Target, flush: bool) -> Result<Cleared, Err
 
 fn refused(code: RefusalCode, message: String) -> Response {
     Response::Refused { code, message }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test may fail where it likes")]
+
+    use std::net::Shutdown;
+
+    use sandwire_engine::PoolLimits;
+
+    use super::*;
+    use crate::{
+        control::{Owner, Side},
+        host::Settings,
+    };
+
+    /// As of a service that was stopped (SIGSTOP), or that took long to take up others' targets.
+    #[test]
+    fn nothing_is_begun_for_who_has_given_up_waiting() {
+        let folder = tempfile::tempdir().unwrap();
+        let settings = Settings {
+            memory: folder.path().join("targets"),
+            pins: folder.path().join("pins"),
+            threads: 1,
+            targets_max: 1,
+            limits: PoolLimits::default(),
+            uses_links: true,
+        };
+        let host = Arc::new(Mutex::new(Host::start(settings).unwrap()));
+        let target = Target {
+            netns: None,
+            interface: "nosuch".to_owned(),
+            side: Side::Host,
+        };
+        let set = || Request::Set {
+            target: target.clone(),
+            owner: Owner::User { uid: 0 },
+            impairment: Box::new("delay 1ms".parse().unwrap()),
+            force: false,
+        };
+        let clear = || Request::Clear {
+            target: target.clone(),
+            flush: false,
+        };
+        let (asker, served) = UnixStream::pair().unwrap();
+        for _ in 0..2 {
+            let refusal = carry_out(set(), &host, &served).unwrap_err();
+            assert!(matches!(refusal, Error::NoInterface { .. }), "{refusal}");
+            carry_out(clear(), &host, &served).unwrap();
+            asker.shutdown(Shutdown::Write).unwrap();
+        }
+        drop(asker);
+        for request in [set(), clear()] {
+            let refusal = carry_out(request, &host, &served).unwrap_err();
+            assert!(matches!(refusal, Error::Left { .. }), "{refusal}");
+        }
+    }
 }

@@ -15,6 +15,8 @@ use crate::{
 pub struct LeaseInterfaces {
     /// The lease.
     pub lease: LeaseKey,
+    /// When it was acquired, in seconds since 1970-01-01 UTC: a later one has the same name.
+    pub acquired_at: u64,
     /// Its pool.
     pub pool: Name,
     /// The pool's data path.
@@ -128,6 +130,7 @@ impl State {
         };
         Ok(LeaseInterfaces {
             lease: record.key.clone(),
+            acquired_at: record.acquired_at,
             pool: record.pool.clone(),
             data_path: slot.data_path,
             interfaces,

@@ -2,7 +2,12 @@
 
 use std::{io, os::fd::OwnedFd};
 
-use rustix::pipe::{PipeFlags, SpliceFlags, fcntl_setpipe_size, pipe_with, splice};
+use rustix::{
+    io::Errno,
+    pipe::{PipeFlags, SpliceFlags, fcntl_setpipe_size, pipe_with, splice},
+};
+
+use crate::descriptors;
 
 /// Bytes that a pipe is asked to hold: sixteen pages are what the kernel gives a socket at once.
 pub const PIPE_BYTES: usize = 256 * 1024;
@@ -47,12 +52,15 @@ impl PipePool {
     /// An empty pipe.
     ///
     /// # Errors
-    /// Of `pipe2`: no descriptors are left.
+    /// Of `pipe2`: no descriptors are left for guests.
     pub fn take(&mut self) -> io::Result<Pipe> {
         if let Some(pipe) = self.spare.pop() {
             return Ok(pipe);
         }
         let (out, into) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
+        if descriptors::is_reserved(&into) {
+            return Err(Errno::MFILE.into());
+        }
         // Refused beyond the user's share of pipe memory; a smaller pipe does as well.
         let _ = fcntl_setpipe_size(&into, PIPE_BYTES);
         Ok(Pipe { out, into })

@@ -34,7 +34,7 @@ use crate::{
     directory::{Directory, DirectoryError, host_path},
     lifeline::Lifeline,
     limits::Limits,
-    listener::{self, Descriptors, ListenerError, listen_on},
+    listener::{self, Descriptors, ListenerError, listen_at},
     place::Place,
     rate::Rate,
     readiness::{Interest, Poller, Waker},
@@ -346,7 +346,7 @@ impl Router {
     fn bind_one(&mut self, setup: &HybridSetup, port: u32) -> Result<u64, RouterError> {
         let vm = setup.key.clone();
         let path = host_path(&setup.socket, port);
-        let socket = match listen_on(&path, VsockType::Stream, Descriptors::Refused) {
+        let socket = match listen_at(&path, VsockType::Stream, Descriptors::Refused) {
             Ok(socket) => socket,
             Err(source) => return Err(RouterError::Listen { vm, port, source }),
         };

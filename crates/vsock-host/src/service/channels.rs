@@ -30,11 +30,10 @@ use crate::{
     directory::{Directory, DirectoryError, Face, Placement},
     hybrid::router::{self, HybridSetup, RouterCommand, RouterHandle},
     lifeline::Lifeline,
-    listener::{self, Descriptors, PATH_MAX, listen_on},
-    place::Place,
+    listener::{self, Descriptors, PATH_MAX, listen_at},
+    place::{Place, Spot},
     policy::{self},
     readiness::Waker,
-    socket_file::SocketFile,
     state::{Remembered, State},
     statistics::VmCounters,
     worker::{self, Command, VmSetup, WorkerHandle, WorkerSettings},
@@ -322,7 +321,8 @@ impl Channels {
     pub fn traffic(&self, key: Option<&VmKey>) -> Result<Vec<VmTraffic>, ChannelError> {
         let describe = |vm: &Channel| {
             if vm.worker.is_none() {
-                let there = SocketFile::find(&vm.spec.stream_socket()).is_ok();
+                let spot = Spot::of(&vm.spec.stream_socket());
+                let there = spot.is_ok_and(|spot| spot.find().is_ok());
                 vm.counters.attached.store(there, Relaxed);
             }
             VmTraffic {
@@ -489,7 +489,7 @@ fn listen(
     counters: Arc<VmCounters>,
 ) -> Result<VmSetup, ChannelError> {
     let one = |path: PathBuf, kind, descriptors| {
-        listen_on(&path, kind, descriptors).map_err(|source| ChannelError::Listen {
+        listen_at(&path, kind, descriptors).map_err(|source| ChannelError::Listen {
             vm: spec.key.clone(),
             source,
         })

@@ -22,6 +22,10 @@ use std::{
 
 use hybrid::{PATIENCE, echo, key, policy, serve, to_unix, until};
 use process::{Service, again};
+use rustix::{
+    process::{Resource, Rlimit, setrlimit},
+    thread::{CapabilitySet, capabilities, set_capabilities},
+};
 use sandwire_api::vsock::{VsockKind, VsockState};
 use sandwire_vsock_host::{
     control::{ClientError, RefusalCode, VmSpec, control_socket},
@@ -33,6 +37,8 @@ use sandwire_vsock_host::{
 const SERVE: &str = "SANDWIRE_TEST_VSOCK_SERVE";
 /// User and group that it is to become.
 const USER: &str = "SANDWIRE_TEST_VSOCK_USER";
+/// How many descriptors it may have, whoever it is.
+const DESCRIPTORS: &str = "SANDWIRE_TEST_VSOCK_DESCRIPTORS";
 /// In the process that is to try what the filter refuses.
 const PROBE: &str = "SANDWIRE_TEST_VSOCK_PROBE";
 
@@ -47,6 +53,9 @@ fn a_folder_that_is_a_file_is_refused_by_name() {
             (id, id)
         });
         settings.seccomp = Seccomp::Kill;
+        if let Ok(count) = env::var(DESCRIPTORS) {
+            limit_descriptors(count.parse().expect("a number"));
+        }
         service::run(&settings).expect("the service");
         return;
     }
@@ -59,6 +68,19 @@ fn a_folder_that_is_a_file_is_refused_by_name() {
             .contains(&file.path().display().to_string()),
         "{error}"
     );
+}
+
+/// Limits this process for good: root could raise it again by a capability.
+fn limit_descriptors(count: u64) {
+    let limit = Rlimit {
+        current: Some(count),
+        maximum: Some(count),
+    };
+    setrlimit(Resource::Nofile, limit).expect("a lower limit");
+    let mut left = capabilities(None).expect("capabilities");
+    left.effective.remove(CapabilitySet::SYS_RESOURCE);
+    left.permitted.remove(CapabilitySet::SYS_RESOURCE);
+    set_capabilities(None, left).expect("fewer capabilities");
 }
 
 fn assert_echoes(mut stream: UnixStream) {
@@ -488,6 +510,37 @@ fn clients_that_never_speak_are_bounded_and_given_up() {
         stream.set_read_timeout(Some(PATIENCE)).expect("a time-out");
         assert_eq!(stream.read(&mut [0]).unwrap_or(0), 0, "it was given up");
     }
+}
+
+/// Else the daemon takes it for gone, and nobody gets a channel.
+#[test]
+fn guests_connections_leave_descriptors_for_who_asks_the_service() {
+    let service = Service::start_with(|command| {
+        command.env(DESCRIPTORS, "256");
+    });
+    let echoing = service.path("echo");
+    serve(&echoing, echo);
+    let rule = to_unix("7", &echoing);
+    let spec = service.spec("a", VsockKind::Hybrid, &[&rule]);
+    service.client().add_vm(spec).expect("a guest");
+    let mut taken = Vec::new();
+    let is_refused = (0..256).any(|_| {
+        let mut stream = service.call("a", 7).expect("the router's socket");
+        let is_served = stream.write_all(b"x").is_ok() && stream.read_exact(&mut [0]).is_ok();
+        taken.push(stream);
+        !is_served
+    });
+    assert!(is_refused, "no end of {} connections", taken.len());
+    let mut client = service.client();
+    client.hello().expect("an answer");
+    let another = service.spec("b", VsockKind::VhostUser, &[]);
+    client.add_vm(another).expect("another guest");
+    // They come back.
+    taken.clear();
+    until("there is one again", || {
+        let mut stream = service.call("a", 7).expect("the router's socket");
+        stream.write_all(b"x").is_ok() && stream.read_exact(&mut [0]).is_ok()
+    });
 }
 
 #[test]

@@ -38,8 +38,8 @@ pub enum ChannelError {
     },
     /// A folder that isn't there, or another in its place.
     #[error(
-        "folder {folder} of vsock channel {vm} isn't there, or is another lease's by now; the daemon makes it when it has the \
-         channel opened"
+        "folder {folder} of vsock channel {vm} isn't there, has something mounted over it, or is another lease's by now; the daemon \
+         makes it when it has the channel opened"
     )]
     Gone {
         /// Whose.
