@@ -132,7 +132,8 @@ impl Slots {
         self.delete_pool(&spec.name).map_err(|error| match error {
             ServiceError::Conflict { reason, .. } => {
                 let reason = format!(
-                    "it exists with other settings, and {reason}; until then only its size can change"
+                    "it exists with other settings, and {reason}; until then only its size, policy, data path \
+                     and vsock can change"
                 );
                 conflict("change", spec, reason)
             }
