@@ -200,7 +200,7 @@ static __always_inline void renew(struct __sk_buff *skb, struct packet *p, __u32
 		return;
 	if (d->verdict == VERDICT_UPLINK && d->flags & DECISION_PAST_RULES)
 		refuse_broadcast(skb, p, index, d);
-	bound_neighbours(p, index, c->now, d);
+	bound_neighbours(skb, p, index, c->now, d);
 }
 
 /* Takes the decision from the cache, or decides: for all ports, or for the packet's where they have a say. */
