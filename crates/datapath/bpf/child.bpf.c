@@ -198,11 +198,12 @@ int from_child(struct __sk_buff *skb)
 		return leave_link(skb, &sender, &packet);
 	}
 	reason = parse_of_family(skb, sender.nic, ethertype, &packet);
-	packet.unfinished = unfinished_end(skb);
-	if (!reason && rarely(is_forged(&packet)))
-		reason = DROP_MALFORMED;
 	if (rarely(reason))
 		return refuse_egress(skb, &sender, reason, STAGE_PARSE);
+	packet.unfinished = unfinished_end(skb);
+	measure_all(skb, &packet);
+	if (rarely(is_cut_badly(skb, &packet) || is_forged(&packet)))
+		return refuse_egress(skb, &sender, DROP_MALFORMED, STAGE_PARSE);
 	is_link = is_link_packet(&packet);
 	reason = antispoof(&sender, &packet, is_link);
 	if (rarely(packet.icmp_kind == ICMP_ERROR) && !reason && tells_of_others(skb, &packet))
@@ -215,7 +216,6 @@ int from_child(struct __sk_buff *skb)
 			return refuse_egress(skb, &sender, reason, STAGE_ANTISPOOF);
 		return leave_link(skb, &sender, &packet);
 	}
-	measure_all(skb, &packet);
 	reason = is_to_many(skb) ? DROP_MULTICAST : judge_destination(&packet);
 	if (rarely(reason))
 		return refuse_egress(skb, &sender, reason, STAGE_POLICY);

@@ -116,20 +116,6 @@ static __always_inline int find_sender(struct __sk_buff *skb, struct sender *s, 
 	return DROP_NONE;
 }
 
-/* A super-packet of fragments to be ("UFO") that is one itself: the kernel would write each one's place anew, from the
- * start on. So its bytes would become a header with ports that nobody has judged. */
-static __always_inline int is_cut_twice(const struct __sk_buff *skb, const struct packet *p)
-{
-	return p->fragment != FRAGMENT_WHOLE && frame_gso_size(skb);
-}
-
-/* SCTP's segments are what the kernel keeps apart; whoever leaves it to the kernel to cut up a packet so that has nothing
- * apart may have it crash, before Linux 6.8. */
-static __always_inline int is_cut_nowhere(const struct __sk_buff *skb)
-{
-	return frame_is_by_fragments(skb) && !frame_gso_segments(skb);
-}
-
 static __always_inline int send_back(const struct sender *s, __u32 bytes, int reason)
 {
 	if (reason) {
@@ -200,7 +186,7 @@ static __always_inline void renew(struct __sk_buff *skb, struct packet *p, __u32
 		return;
 	if (d->verdict == VERDICT_UPLINK && d->flags & DECISION_PAST_RULES)
 		refuse_broadcast(skb, p, index, d);
-	bound_neighbours(p, index, c->now, d);
+	bound_neighbours(skb, p, index, c->now, d);
 }
 
 /* Takes the decision from the cache, or decides: for all ports, or for the packet's where they have a say. */
@@ -390,9 +376,7 @@ int from_guest(struct __sk_buff *skb)
 	measure_all(skb, &packet);
 	if (rarely(sender.is_process) && sender.nic->count > 1)
 		find_process_nic(&sender, &packet);
-	if (rarely(packet.segments > SEGMENTS_MAX || is_cut_twice(skb, &packet) ||
-		   is_cut_nowhere(skb) ||
-		   is_forged(&packet)))
+	if (rarely(is_cut_badly(skb, &packet) || is_forged(&packet)))
 		return refuse(skb, sender.index, sender.flags, DROP_MALFORMED, STAGE_PARSE);
 	is_link = is_link_packet(&packet);
 	reason = antispoof(&sender, &packet, is_link);

@@ -23,10 +23,12 @@ pub const RULES_MAX: usize = 32;
 pub const DROP_REASONS_MAX: usize = 48;
 /// Entries of the map of [`Decision`]s that a processor has.
 pub const DECISIONS_MAX: usize = 4096;
-/// Neighbours that one NIC may have the host look for in four seconds.
-pub const NEIGHBOURS_MAX: usize = 32;
 /// The same of a processor that came after the maps were made.
 pub const DECISIONS_LATER: usize = 2;
+/// Neighbours that one NIC may have the host look for in four seconds.
+pub const NEIGHBOURS_MAX: usize = 32;
+/// Addresses that tell of links, of one NIC.
+pub const SAMPLES_MAX: usize = 4;
 /// Bytes of `struct sk_buff` that [`SkbPlaces`] may span.
 pub const SKB_SPAN_MAX: usize = 96;
 /// Stands in a call for the kernel's number of `bpf_cast_to_kern_ctx`.
@@ -45,6 +47,7 @@ pub(crate) const CONSTANTS: &[(&str, usize)] = &[
     ("DROP_REASONS_MAX", DROP_REASONS_MAX),
     ("DECISIONS_MAX", DECISIONS_MAX),
     ("NEIGHBOURS_MAX", NEIGHBOURS_MAX),
+    ("SAMPLES_MAX", SAMPLES_MAX),
     ("DECISIONS_LATER", DECISIONS_LATER),
     ("SKB_SPAN_MAX", SKB_SPAN_MAX),
     ("SKB_CAST", SKB_CAST),
@@ -434,6 +437,11 @@ structs! {
         next: u64,
         /// Upper half of the hash, and the moment.
         asked: [u64; NEIGHBOURS_MAX],
+    }
+    /// Addresses to which one NIC has sent by some of the host's interfaces.
+    NeighbourSamples = "neighbour_samples" {
+        /// By a few bits of the interface's number.
+        sent: [Address; SAMPLES_MAX],
     }
     /// What was decided for a destination, kept for a short time by each CPU.
     Decision = "decision" {

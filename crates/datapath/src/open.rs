@@ -369,6 +369,7 @@ pub(crate) fn sizes(settings: &Settings) -> Result<Vec<(&'static str, u32)>, Err
         ("answers_crowd", settings.answers_max),
         ("answer_shares", nics),
         ("neighbour_shares", nics),
+        ("neighbour_samples", nics),
     ])
 }
 

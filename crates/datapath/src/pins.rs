@@ -44,7 +44,7 @@ pub(crate) const UNUSED: &str = "unused";
 const NEW: &str = "new";
 
 /// All maps that are shared, with the sizes of keys and values.
-pub(crate) const MAPS: [(&str, usize, usize); 19] = [
+pub(crate) const MAPS: [(&str, usize, usize); 20] = [
     ("nics", 4, size_of::<Nic>()),
     ("policies", 4, size_of::<abi::Policy>()),
     ("counters", 4, size_of::<abi::Counters>()),
@@ -71,6 +71,7 @@ pub(crate) const MAPS: [(&str, usize, usize); 19] = [
     ),
     ("answer_shares", 4, size_of::<u64>()),
     ("neighbour_shares", 4, size_of::<abi::NeighbourShare>()),
+    ("neighbour_samples", 4, size_of::<abi::NeighbourSamples>()),
     ("noted", 4, size_of::<abi::Noted>()),
     ("decisions", 4, size_of::<abi::Decision>()),
     ("trace", 0, 0),

@@ -4,7 +4,7 @@ mod learned;
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-pub use self::learned::interfaces_of_learned_defaults;
+pub use self::learned::LearnedDefaults;
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 

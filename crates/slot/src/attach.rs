@@ -40,6 +40,9 @@ pub struct AttachRecord {
     /// Whose child it is, if it is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parent: Option<ParentRecord>,
+    /// Whether an Ethernet address that is made of an IPv6 address is made of all of it; former versions took the end.
+    #[serde(default)]
+    pub has_mac_of_all: bool,
     /// Whether the interface was made: before, nobody has been told of the lease.
     pub is_done: bool,
 }
@@ -284,6 +287,7 @@ fn everything(own: &AttachedAddress) -> IpNet {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::plan::SlotNumber;
 
     #[test]
     fn an_address_has_the_length_of_the_closest_subnet_and_its_familys_gateway() {
@@ -333,5 +337,23 @@ mod tests {
             refused.to_string().contains("no gateway of that family"),
             "{refused}"
         );
+    }
+
+    #[test]
+    fn a_lease_of_a_former_version_keeps_its_mac() {
+        let spec = r#"{"name": "boxes", "size": 1, "kind": "container", "data_path": "ebpf",
+            "addresses": {"plan": "prefix", "ipv6": "fd00:1::/64"}}"#;
+        let name = "default".parse().unwrap();
+        let plan = Plan::new(&name, &serde_json::from_str(spec).unwrap()).unwrap();
+        let mac = |more: &str| {
+            let text = format!(
+                r#"{{"request": {{"netns": "/run/netns/blue"}}, "netns_cookie": null, {more} "is_done": true}}"#
+            );
+            let record: AttachRecord = serde_json::from_str(&text).unwrap();
+            let slot = plan.slot(SlotNumber(0)).attached_by(Some(&record));
+            record.attached(&slot).unwrap().mac.to_string()
+        };
+        assert_eq!(mac(""), "06:73:00:00:00:02");
+        assert_eq!(mac(r#""has_mac_of_all": true,"#), "0a:57:2f:ba:f9:66");
     }
 }

@@ -379,6 +379,11 @@ impl SlotPlan {
     #[must_use]
     pub fn attached_by(mut self, attach: Option<&AttachRecord>) -> Self {
         let Some(attach) = attach else { return self };
+        if let Some(nic) = self.nics.first_mut()
+            && let (None, Some(ipv6), true) = (nic.ipv4, nic.ipv6, attach.has_mac_of_all)
+        {
+            nic.guest_mac = container::mac_of_all(ipv6.clone_address);
+        }
         if let (Some(mac), Some(nic)) = (attach.request.mac, self.nics.first_mut()) {
             nic.guest_mac = mac;
         }

@@ -273,6 +273,14 @@ struct neighbour_share {
 	__u64 asked[NEIGHBOURS_MAX]; /* upper half of the hash; CLOCK_MONOTONIC in units of 2^20 nanoseconds */
 };
 
+/* Where neighbour_samples has that of an interface. A power of two. */
+#define SAMPLES_MAX 4
+
+/* Addresses to which one interface has sent by some of the host's interfaces, each the first of late that wasn't known there. */
+struct neighbour_samples {
+	struct address sent[SAMPLES_MAX];
+};
+
 /* Decided once per destination and policy, and port where that has a say, and kept for a short time per CPU. */
 struct decision {
 	__u32 nic;

@@ -5,6 +5,7 @@
 #include "policy.h"
 #include "ports.h"
 #include "route.h"
+#include "share.h"
 
 #define AF_INET 2
 #define AF_INET6 10
@@ -133,6 +134,7 @@ static __always_inline void decide_out(frame *f, struct decision *d, struct pack
 		return;
 	}
 	d->verdict = VERDICT_STACK;
+	d->ifindex = ifindex;
 	if (mode == UPLINK_MASQUERADE) {
 		d->flags = DECISION_MASQUERADE;
 		return;
@@ -141,7 +143,6 @@ static __always_inline void decide_out(frame *f, struct decision *d, struct pack
 	if (!uplink)
 		return;
 	d->verdict = VERDICT_UPLINK;
-	d->ifindex = ifindex;
 	d->flags = uplink->flags & (UPLINK_FQ | UPLINK_XDP);
 	note_next_hop(p, fib);
 	if (resolved && policy->table && is_to_all(fib->dmac)) {
@@ -311,7 +312,8 @@ static __always_inline void begin_decision(struct decision *d, const struct pack
 	__builtin_memset(d->destination_mac, 0, sizeof(d->destination_mac));
 }
 
-/* Fills `d`. `p->next_hop` is set for VERDICT_UPLINK, and `p->has_new_hop` for that and VERDICT_STACK. */
+/* Fills `d`. `p->next_hop` is set for VERDICT_UPLINK, and `p->has_new_hop` for that and VERDICT_STACK;
+ * where it is, `d->ifindex` is that of the link. */
 __noinline int decide(frame *f, struct packet *p, __u32 index, __u64 now, struct decision *d)
 {
 	const struct clone_value *clone;
@@ -393,6 +395,66 @@ __noinline int refuse_broadcast(frame *f, struct packet *p, __u32 index, struct 
 			decide_drop(d, DROP_MULTICAST);
 		p->destination.word[3] ^= bpf_htonl(bit);
 	}
+	return 0;
+}
+
+/* Whether the link by which a neighbour is known is one where nobody is looked for, as a tunnel or one without ARP: there the kernel
+ * enters everybody without an address of theirs. */
+static __always_inline int asks_nobody(const struct bpf_fib_lookup *fib)
+{
+	__u8 any = 0, other = 0;
+
+	for (int i = 0; i < ETH_ALEN; i++) {
+		any |= fib->dmac[i];
+		other |= fib->dmac[i] ^ fib->smac[i];
+	}
+	return !any || !other;
+}
+
+/* The same of the link that a new decision has, by somebody to whom the interface has sent there. */
+static __always_inline int leads_to_silence(frame *f, struct packet *p, __u32 index,
+					    const struct address *sample, __u32 link)
+{
+	const struct nic *nic = bpf_map_lookup_elem(&nics, &index);
+	struct address destination = p->destination;
+	struct bpf_fib_lookup fib = {};
+	const struct policy *policy;
+	__u32 policy_index, wanted;
+	long result;
+
+	if (!nic)
+		return 0;
+	policy_index = READ_ONCE(nic->policy);
+	policy = bpf_map_lookup_elem(&policies, &policy_index);
+	if (!policy)
+		return 0;
+	wanted = (policy->table ? FIB_TABLE : 0) | (policy->mark ? FIB_MARK : 0);
+	p->destination = *sample;
+	result = look_up_route(f, p, nic, policy, fib_flags & wanted, &fib);
+	p->destination = destination;
+	return result == BPF_FIB_LKUP_RET_SUCCESS && fib.ifindex == link && asks_nobody(&fib);
+}
+
+/* Turns a new decision to send to a new neighbour into a drop where that would be one too many. Not where nobody is looked
+ * for: the kernel makes room in its table by what it has entered so. Apart from decide(), whose stack has no room for it. */
+__noinline int bound_neighbours(frame *f, struct packet *p, __u32 index, __u64 now,
+				struct decision *d)
+{
+	struct neighbour_samples *samples;
+	struct address *sample;
+
+	if (!p || !d || (d->verdict != VERDICT_UPLINK && d->verdict != VERDICT_STACK))
+		return 0;
+	samples = bpf_map_lookup_elem(&neighbour_samples, &index);
+	if (!samples)
+		return 0;
+	sample = &samples->sent[(d->ifindex ^ p->version >> 1) & (SAMPLES_MAX - 1)];
+	if (leads_to_silence(f, p, index, sample, d->ifindex))
+		return 0;
+	if (may_ask_for(p, index, now))
+		*sample = p->destination;
+	else
+		decide_drop(d, DROP_NEIGHBOUR_LIMIT);
 	return 0;
 }
 

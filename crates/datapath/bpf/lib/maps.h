@@ -129,6 +129,14 @@ struct {
 	__type(value, struct neighbour_share);
 } neighbour_shares SEC(".maps");
 
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, NICS_MAX);
+	__uint(pinning, LIBBPF_PIN_BY_NAME);
+	__type(key, __u32);
+	__type(value, struct neighbour_samples);
+} neighbour_samples SEC(".maps");
+
 /* For each processor a line of each interface, and after them the daemon's: it alone writes that, and none of theirs.
  * So no two processors write to a line. The daemon loads it for the processors that are there. */
 struct {

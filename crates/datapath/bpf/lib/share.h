@@ -49,16 +49,4 @@ static __always_inline int may_ask_for(const struct packet *p, __u32 nic, __u64 
 	return 1;
 }
 
-/* Turns a new decision to send to a new neighbour into a drop where that would be one too many. Apart from decide(), whose
- * stack has no room for it. */
-__noinline int bound_neighbours(const struct packet *p, __u32 nic, __u64 now, struct decision *d)
-{
-	if (!p || !d || !p->has_new_hop ||
-	    (d->verdict != VERDICT_UPLINK && d->verdict != VERDICT_STACK) || may_ask_for(p, nic, now))
-		return 0;
-	d->verdict = VERDICT_DROP;
-	d->target = DROP_NEIGHBOUR_LIMIT;
-	return 0;
-}
-
 #endif

@@ -127,4 +127,24 @@ static __always_inline void measure_arrival(struct __sk_buff *skb, struct packet
 	measure_all(skb, p);
 }
 
+/* A super-packet of fragments to be ("UFO") that is one itself: the kernel would write each one's place anew, from the
+ * start on. So its bytes would become a header with ports that nobody has judged. */
+static __always_inline int is_cut_twice(const struct __sk_buff *skb, const struct packet *p)
+{
+	return p->fragment != FRAGMENT_WHOLE && frame_gso_size(skb);
+}
+
+/* SCTP's segments are what the kernel keeps apart; whoever leaves it to the kernel to cut up a packet so that has nothing
+ * apart may have it crash, before Linux 6.8. */
+static __always_inline int is_cut_nowhere(const struct __sk_buff *skb)
+{
+	return frame_is_by_fragments(skb) && !frame_gso_segments(skb);
+}
+
+/* Whether a sender leaves a super-packet to the kernel to be cut as nobody may. It must have been measured. */
+static __always_inline int is_cut_badly(const struct __sk_buff *skb, const struct packet *p)
+{
+	return p->segments > SEGMENTS_MAX || is_cut_twice(skb, p) || is_cut_nowhere(skb);
+}
+
 #endif

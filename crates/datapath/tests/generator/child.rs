@@ -105,6 +105,16 @@ pub(super) fn parts(random: &mut Random) -> Case {
     one_of(random, &makes)
 }
 
+/// What the sender leaves to be cut.
+pub(super) fn super_packet(random: &mut Random) -> Case {
+    let makes: [Make; 3] = [
+        fragments::super_fragment,
+        situations::segments,
+        situations::sctp_super_packet,
+    ];
+    one_of(random, &makes)
+}
+
 pub(super) fn broken(random: &mut Random) -> Case {
     let makes: [Make; 7] = [
         odd::vlan,

@@ -199,6 +199,7 @@ pub(crate) const CLASSES: &[(&str, Make)] = &[
     ("child-link", child::link),
     ("child-egress", child::egress),
     ("child-fragments", child::parts),
+    ("child-super-packet", child::super_packet),
     ("child-broken", child::broken),
     ("child-policy", child::policy),
     ("child-answer", child::answer),

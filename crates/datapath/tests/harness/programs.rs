@@ -44,7 +44,7 @@ pub(crate) struct Xdp {
 /// `NICS_MAX` of the header, where nobody says otherwise.
 const NICS_MAX: u32 = 16_384;
 
-const MAPS: [&str; 17] = [
+const MAPS: [&str; 18] = [
     "nics",
     "policies",
     "counters",
@@ -59,6 +59,7 @@ const MAPS: [&str; 17] = [
     "answers_crowd",
     "answer_shares",
     "neighbour_shares",
+    "neighbour_samples",
     "noted",
     "trace",
     "xdp_nics",

@@ -10,7 +10,7 @@ use sandwire_api::drop_reason::DropReason;
 use super::{
     Dropped, Fragment, Input, Macs, Outcome, Packet, Stage, Verdict, World, answers,
     antispoof::{self, Sender},
-    link,
+    from_guest, link,
     packet::{ETHERNET, TYPE_ARP, TYPE_IPV4, TYPE_IPV6, TYPES_VLAN, UDP, be16, ipv4, ipv6, mac},
     police::{self, Size},
     policy, route,
@@ -92,6 +92,9 @@ fn judge_sent(world: &mut World, input: &Input) -> Result<Verdict, Dropped> {
         return Err(by_sender(DropReason::NoAddress));
     }
     let packet = Packet::parse(frame).map_err(by_sender)?;
+    if from_guest::is_cut_badly(input, &packet) {
+        return Err(by_sender(DropReason::Malformed));
+    }
     let size = police::size(input, &packet);
     antispoof::source(nic, frame, &packet, Sender::Guest).map_err(on_link)?;
     if link::is_discovery(&packet, frame) {

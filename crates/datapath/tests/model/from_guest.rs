@@ -108,11 +108,7 @@ fn judge_packet(
     };
     let nic = &world.nics[number];
     let frame = &input.frame;
-    // What is a fragment already can't be cut into others, nor into segments.
-    let is_cut_twice = input.gso_size != 0 && packet.is_fragment();
-    // Nothing is kept apart of what comes from a TAP.
-    let is_cut_nowhere = input.gso_size == police::GSO_BY_FRAGS && input.gso_segs == 0;
-    if is_cut_twice || is_cut_nowhere || police::size(input, packet).segments > SEGMENTS_MAX {
+    if is_cut_badly(input, packet) {
         return Err(by_sender(DropReason::Malformed));
     }
     antispoof::source(nic, frame, packet, sender).map_err(on_link)?;
@@ -133,6 +129,15 @@ fn judge_packet(
     }
     let decision = route::decide(world, number, frame, packet, input.now).map_err(by_sender)?;
     deliver(world, number, input, packet, decision)
+}
+
+/// Whether a super-packet is one that the kernel mustn't cut.
+pub(super) fn is_cut_badly(input: &Input, packet: &Packet) -> bool {
+    // What is a fragment already can't be cut into others, nor into segments.
+    let is_cut_twice = input.gso_size != 0 && packet.is_fragment();
+    // Nothing is kept apart of what comes from a TAP or a packet socket.
+    let is_cut_nowhere = input.gso_size == police::GSO_BY_FRAGS && input.gso_segs == 0;
+    is_cut_twice || is_cut_nowhere || police::size(input, packet).segments > SEGMENTS_MAX
 }
 
 fn answered(world: &mut World, number: usize, input: &Input, frame: Vec<u8>) -> Outcome {

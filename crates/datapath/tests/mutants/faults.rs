@@ -413,8 +413,8 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     ),
     mutant(
         "any number of segments left to the host",
-        "from_guest.bpf.c",
-        "packet.segments > SEGMENTS_MAX",
+        "lib/unfinished.h",
+        "p->segments > SEGMENTS_MAX",
         "0",
         &["segments"],
     ),
@@ -546,15 +546,15 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     ),
     mutant(
         "super-packets that are to be cut nowhere",
-        "from_guest.bpf.c",
+        "lib/unfinished.h",
         "return frame_is_by_fragments(skb) && !frame_gso_segments(skb);",
         "return 0;",
         &["sctp-super-packet"],
     ),
     mutant(
         "super-packets that are fragments",
-        "from_guest.bpf.c",
-        "is_cut_twice(skb, &packet) ||",
+        "lib/unfinished.h",
+        "is_cut_twice(skb, p) ||",
         "",
         &["super-fragment"],
     ),
@@ -564,6 +564,13 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         "if (is_longer(skb, &packet, receiver.nic->mtu, receiver.nic->ifindex))",
         "if (0)",
         &["ingress-mtu"],
+    ),
+    mutant(
+        "super-packets of children cut in any way",
+        "child.bpf.c",
+        "is_cut_badly(skb, &packet) ||",
+        "",
+        &["child-super-packet"],
     ),
     mutant(
         "a child reaches a sibling that it may not",

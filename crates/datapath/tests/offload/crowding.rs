@@ -56,6 +56,43 @@ fn netns_a_guest_that_scans_a_link_fills_no_table_of_neighbours() {
     });
 }
 
+/// More new neighbours in a moment than anybody may have looked for.
+const CRAWLED: u16 = 100;
+
+/// The kernel enters each all the same, but has nobody to wait for and makes room by them.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn netns_links_where_nobody_is_looked_for_are_without_limit() {
+    lab::run(|lab| {
+        let setting = set_up(lab);
+        let (slot, nic) = &setting.slots[0];
+        lab.shell(
+            "ip link set up0 arp off
+             ip tuntap add dev tun0 mode tun
+             ip link set tun0 up
+             ip -6 route add 2001:db8:ffff::/48 dev tun0",
+        );
+        for (link, first) in [("up0", 0x0001_0000_u32), ("tun0", 0xffff_0000)] {
+            let send = |last| {
+                let [a, b] = [(first >> 16) as u16, first as u16];
+                let to = Ipv6Addr::new(0x2001, 0xdb8, a, b, 0, 0, 2, last);
+                send_datagram(slot, to.into(), 53, 20);
+            };
+            send(0);
+            // What goes through the host's stack is there a moment later.
+            let until = Instant::now() + PATIENCE;
+            let show = format!("ip -6 neighbour show dev {link} nud noarp");
+            while !lab.run(&show).contains("::2:0 ") {
+                assert!(Instant::now() < until, "no neighbour by {link}");
+            }
+            (1..=CRAWLED).for_each(send);
+        }
+        let counters = setting.datapath.counters(*nic);
+        assert_eq!(counters.drops[DropReason::NeighbourLimit as usize], 0);
+        assert_eq!(counters.egress.packets, 2 * (u64::from(CRAWLED) + 1));
+    });
+}
+
 /// The kernel knows no such neighbour before the first packet, and everybody from then on.
 #[test]
 #[ignore = "needs root: cargo xtask test netns"]

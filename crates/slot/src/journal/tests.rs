@@ -197,6 +197,7 @@ fn a_journal_without_attached_interfaces_is_taken_over_and_then_holds_some() {
         device: AttachedDevice::Netkit,
         device_reason: Some("it is there".to_owned()),
         parent: None,
+        has_mac_of_all: true,
         is_done: false,
     };
     attached.attach = Some(attach.clone());

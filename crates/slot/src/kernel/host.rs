@@ -17,7 +17,7 @@ use sandwire_kernel_net::{
     neighbour::Neighbour,
     netlink::Request,
     nft::{self, Batch},
-    route::{self, Listed, Route, Target},
+    route::{self, LearnedDefaults, Listed, Route, Target},
 };
 
 use super::{
@@ -276,14 +276,15 @@ fn check_forwarding(
     }
     let learned =
         |route: &Listed| route.by_router_advertisement && route.destination.prefix_len() == 0;
-    for route in route::list(&mut worker.route)?.into_iter().filter(learned) {
+    let routes = route::list(&mut worker.route)?;
+    for route in routes.iter().filter(|route| learned(route)) {
         let named = interfaces
             .iter()
             .find(|found| Some(found.index) == route.interface);
         let Some(interface) = named else { continue };
         let setting = format!("net/ipv6/conf/{}/accept_ra", interface.name);
         let stays = match worker.procfs.read(&setting)?.as_str() {
-            "0" => !route::interfaces_of_learned_defaults()?.contains(&interface.name),
+            "0" => !LearnedDefaults::read()?.are_all_of(interface, &routes),
             accept => accept == "2",
         };
         if stays {

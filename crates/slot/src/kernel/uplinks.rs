@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use sandwire_datapath::{Order, Uplink};
 use sandwire_kernel_net::{
-    interface::{self, Interface},
+    interface::{self, Interface, InterfaceIndex},
     qdisc, route, xdp,
 };
 
@@ -86,7 +86,8 @@ fn interfaces(
     }
     let shared = names::shared_interface(instance);
     let ours = |name: &str| name == shared || names::parse_host_interface(name).is_some();
-    interfaces.retain(|found| !ours(&found.name) && found.kind.as_deref() != Some("loopback"));
+    // Of a default route that refuses, the kernel says that it leads to the loopback.
+    interfaces.retain(|found| !ours(&found.name) && found.index != InterfaceIndex::LOOPBACK);
     Ok(interfaces)
 }
 

@@ -168,8 +168,9 @@ pub(super) fn nic(spec: &PoolSpec, tag: &str, number: SlotNumber) -> NicPlan {
     }
 }
 
-/// Nobody else is on its link, but software takes an Ethernet address for something unique: so it is made of
-/// the address.
+/// Nobody else is on a pair's link, but software takes an Ethernet address for something unique: so it is made of
+/// the address. Of leases that lack IPv4, those of former versions keep this one; see
+/// [`mac_of_all`].
 fn mac_of(ipv4: Option<NicIpv4Plan>, ipv6: Option<NicIpv6Plan>) -> MacAddress {
     let last = match (ipv4, ipv6) {
         (Some(ipv4), _) => ipv4.clone_address.octets(),
@@ -181,4 +182,42 @@ fn mac_of(ipv4: Option<NicIpv4Plan>, ipv6: Option<NicIpv6Plan>) -> MacAddress {
     };
     let [a, b, c, d] = last;
     MacAddress([0x06, 0x73, a, b, c, d])
+}
+
+/// The Ethernet address of an interface that has IPv6 alone, made of its whole address: the last four bytes are the same
+/// in two pools' prefixes, whose macvlan children may be on one network. No two slots of a pool have the same, and none
+/// has one that is made of an IPv4 address.
+pub(super) fn mac_of_all(address: Ipv6Addr) -> MacAddress {
+    let [network @ .., a, b, c, d] = address.octets();
+    // FNV-1a: https://datatracker.ietf.org/doc/draft-eastlake-fnv/
+    let hash = network
+        .iter()
+        .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+            (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
+        });
+    let [.., e, f, g, h, i] = (hash >> 40 ^ hash).to_be_bytes();
+    MacAddress([0x0a, e, f ^ a, g ^ b, h ^ c, i ^ d])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_that_end_alike_have_macs_of_their_own() {
+        let mac = |text: &str| mac_of_all(text.parse().unwrap());
+        let all = [
+            "fd00:1::2",
+            "fd00:2::2",
+            "fd00:1:0:1::2",
+            "fd00:1::1:0:2",
+            "fd00:1::3",
+        ];
+        let macs: std::collections::BTreeSet<_> = all.iter().map(|text| mac(text).0).collect();
+        assert_eq!(macs.len(), all.len());
+        // Kept with leases by what they are made of: never change it.
+        assert_eq!(mac("fd00:1::2").to_string(), "0a:57:2f:ba:f9:66");
+        let MacAddress([first, ..]) = mac("fd00:1::2");
+        assert_eq!(first & 3, 2, "it is one station's, and of nobody's making");
+    }
 }

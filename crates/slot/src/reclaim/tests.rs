@@ -230,6 +230,7 @@ fn a_leased_child_is_not_built_again_because_the_host_has_nothing_of_it() {
             subnets: Vec::new(),
             namespace: 0,
         }),
+        has_mac_of_all: false,
         is_done: true,
     });
     let plan = plan();

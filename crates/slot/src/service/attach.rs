@@ -93,6 +93,7 @@ impl Shared {
             device,
             device_reason,
             parent,
+            has_mac_of_all: true,
             is_done: false,
         }))
     }

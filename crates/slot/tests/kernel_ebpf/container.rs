@@ -53,6 +53,7 @@ fn slot_for(
         device: AttachedDevice::Veth,
         device_reason: None,
         parent: None,
+        has_mac_of_all: true,
         is_done: true,
     };
     plan.slot(SlotNumber(number)).attached_by(Some(&record))

@@ -35,6 +35,7 @@ use crate::fixture::{
 fn xdp_is_used_where_the_tap_is_proven_and_said_why_not_elsewhere() {
     lab::run(|lab| {
         let beyond = Beyond::attach().unwrap();
+        lab.run("ip -6 route add unreachable default metric 9999");
         let plan = xdp_pool();
         let network = prepare(&plan);
         beyond.route_through_host(IPV4).unwrap();
@@ -52,6 +53,7 @@ fn xdp_is_used_where_the_tap_is_proven_and_said_why_not_elsewhere() {
         let guest = attach(&slot);
         // The lab's uplink is a veth, whose other end takes no frames from XDP.
         assert!(note().contains("uplink up0"), "{}", note());
+        assert!(!note().contains("uplink lo"), "{}", note());
         // As its entry says.
         let dump = "bpftool -j map dump pinned $(find /sys/fs/bpf/sandwire -name xdp_nics)";
         let known = command::shell(dump).unwrap();

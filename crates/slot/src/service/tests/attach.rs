@@ -2,6 +2,7 @@ use std::path::PathBuf;
 
 use sandwire_api::{
     attach::{Attached, AttachedDevice, DeviceChoice},
+    pool::AddressPlan,
     slot::SlotKind,
 };
 
@@ -308,4 +309,28 @@ fn netkit_is_refused_where_the_kernel_has_none_and_by_other_kinds() {
     host.kernel.lock().has_netkit = false;
     let red = r#"boxes:b "attach": {"netns": "/run/netns/red"}"#;
     assert_eq!(code(slots.take(red)), ErrorCode::InvalidRequest);
+}
+
+/// Children of two such pools may be on one network.
+#[test]
+fn pools_of_ipv6_alone_give_their_first_slots_macs_of_their_own() {
+    let host = Host::new();
+    let slots = host.start();
+    let mac_of_first = |pool: &str, prefix: &str| {
+        let spec = PoolSpec {
+            name: name(pool),
+            addresses: AddressPlan::Prefix {
+                ipv4: None,
+                ipv6: Some(prefix.parse().unwrap()),
+            },
+            ..boxes(1)
+        };
+        slots.create_pool(&spec).unwrap();
+        slots.await_ready(pool, 1);
+        let request = format!(r#"{pool}:{pool} "attach": {{"netns": "/run/netns/{pool}"}}"#);
+        let lease = slots.take(&request).unwrap().lease;
+        lease.attached.expect("its interface is attached").mac
+    };
+    let one = mac_of_first("one", "fd00:1::/64");
+    assert_ne!(one, mac_of_first("two", "fd00:2::/64"));
 }
