@@ -184,3 +184,62 @@ impl Place {
 pub(crate) fn canonical(address: SocketAddr) -> SocketAddr {
     SocketAddr::new(address.ip().to_canonical(), address.port())
 }
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use tokio::time::timeout;
+
+    use super::*;
+    use crate::{
+        config::Config,
+        report::{Output, Report},
+    };
+
+    const TEXT: &str = r#"
+        [tls]
+        certificate = "a"
+        key = "b"
+        authorities = "c"
+        [limits]
+        openings = 2
+        [egress]
+        daemon = "/nowhere"
+        [[peer]]
+        name = "beyond"
+        address = "192.0.2.1:1"
+        server_name = "relay.example"
+        [[redirect]]
+        from = ["10.64.0.0/24"]
+        to = ["198.51.100.0/24"]
+        via = "beyond"
+    "#;
+
+    /// One whose daemon is never asked.
+    fn host(folder: &Path) -> Host {
+        let config = Config::parse(Path::new("relay.toml"), TEXT).unwrap();
+        let output = Output::open(Some(&folder.join("report"))).unwrap();
+        let (report, _) = Report::start(output, Arc::default()).unwrap();
+        let egress = config.egress.unwrap();
+        Host::new(egress, Vec::new(), config.limits, Arc::default(), report)
+    }
+
+    #[tokio::test]
+    async fn no_more_wait_for_the_daemon_than_may_and_one_address_leaves_others_room() {
+        let folder = tempfile::tempdir().unwrap();
+        let host = host(folder.path());
+        let [greedy, other] = ["10.64.0.2", "10.64.0.3"].map(|text| text.parse().unwrap());
+        let mut waiting = [(); 2].map(|()| Box::pin(find_or_ask(&host, greedy)));
+        for one in &mut waiting {
+            let waits = timeout(Duration::ZERO, one).await;
+            assert!(waits.is_err());
+        }
+        assert!(matches!(find_or_ask(&host, greedy).await, Err(TooMany)));
+        let waits = &mut Box::pin(find_or_ask(&host, other));
+        assert!(timeout(Duration::ZERO, waits).await.is_err());
+        let [older, newest] = &mut waiting;
+        assert!(matches!(newest.await, Err(TooMany)));
+        assert!(timeout(Duration::ZERO, older).await.is_err());
+    }
+}
