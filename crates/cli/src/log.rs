@@ -16,18 +16,7 @@ use self::shares::FairFormat;
 /// Bytes of a file that nobody else looks after; beyond that it begins anew.
 const FILE_BYTES_MAX: u64 = 4 << 20;
 
-/// Logs to standard error from now on, as much as `SANDWIRE_LOG` says.
-pub(crate) fn to_standard_error() {
-    told(
-        tracing_subscriber::fmt()
-            .with_env_filter(filter())
-            .with_writer(io::stderr)
-            .with_ansi(io::stderr().is_terminal())
-            .try_init(),
-    );
-}
-
-/// The same for a service, where what tenants do is logged too. One that is detached has a file of its own there, if any,
+/// Logs to standard error from now on, as much as `SANDWIRE_LOG` says. One that is detached has a file of its own there, if any,
 /// which mustn't grow for ever.
 pub(crate) fn of_service(is_detached: bool) {
     if is_detached {

@@ -23,7 +23,14 @@ int on_udp(struct bpf_iter__udp *ctx)
 	if (!sk)
 		return 0;
 	receiver = bpf_sk_storage_get(&receiving, sk, 0, 0);
-	if (!receiver || __sync_val_compare_and_swap(&receiver->state, RECEIVER_WAITS,
+	if (!receiver)
+		return 0;
+	/* Its identity was removed, and the number may be another one's one day. */
+	if (!bpf_map_lookup_elem(&tallies, &receiver->key.number)) {
+		__sync_val_compare_and_swap(&receiver->state, RECEIVER_WAITS, RECEIVER_NONE);
+		return 0;
+	}
+	if (__sync_val_compare_and_swap(&receiver->state, RECEIVER_WAITS,
 						     RECEIVER_ENTERED) != RECEIVER_WAITS)
 		return 0;
 	/* Of several that share a port, one is enough; when it goes, the daemon looks again. */

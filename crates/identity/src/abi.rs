@@ -202,6 +202,10 @@ pub const TEXT_PART: usize = 2048;
 pub const LISTENERS_OF_ONE_MAX: usize = 1024;
 /// Bytes of `struct dialer_key`.
 pub const DIALER_KEY: usize = 36;
+/// Bytes of the key of a socket that listens or receives.
+pub const LISTENER_KEY: usize = 24;
+/// Where the number of its identity is in it.
+pub const LISTENER_KEY_NUMBER: usize = 16;
 
 /// `enum identity_flag`.
 pub mod identity_flag {

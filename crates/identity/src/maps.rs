@@ -12,8 +12,8 @@ use sandwire_kernel_net::bpf;
 use crate::{
     Error,
     abi::{
-        CountersValue, DIALER_KEY, Dialer, IdentityValue, Owner, Place, REFUSALS_MAX, Record,
-        Tally, TcpTally,
+        CountersValue, DIALER_KEY, Dialer, IdentityValue, LISTENER_KEY, LISTENER_KEY_NUMBER, Owner,
+        Place, REFUSALS_MAX, Record, Tally, TcpTally,
     },
     policies::Policies,
     record::Facts,
@@ -54,6 +54,9 @@ const HAS_RECEIVERS: &str = "has_receivers";
 
 /// Where the map of records has the number that was given out last: no cgroup has this one.
 const LAST_NUMBER: u64 = 0;
+/// Maps of sockets by a listener's key, with their room.
+const SOCKETS: [&str; 2] = ["listeners", "receivers"];
+const SOCKETS_MAX: usize = 262_144;
 const RECORD: usize = size_of::<Record>();
 const IDENTITY: usize = size_of::<IdentityValue>();
 const OWNER: usize = size_of::<Owner>();
@@ -250,6 +253,16 @@ impl Maps {
         absent_is_fine(maps.tallies.remove(&number)).map_err(failed("write", "tcp_tallies"))
     }
 
+    /// Whether sockets of an identity that are open still may be among those that listen and receive.
+    pub(crate) fn may_listen(&self, number: u32) -> Result<bool, Error> {
+        match self.tallies.get(&number, 0) {
+            Ok(bytes) => Ok(Tally(bytes).long(Tally::listeners()) > 0),
+            // An earlier attempt to remove it came so far.
+            Err(MapError::KeyNotFound) => Ok(true),
+            Err(error) => Err(failed("read", "tallies")(error)),
+        }
+    }
+
     /// Deletes what connections of identities have left that had TCP only: once their programs are gone, nobody else
     /// does.
     pub(crate) fn forget_dialers(&mut self, numbers: &BTreeSet<u32>) -> Result<(), Error> {
@@ -267,6 +280,37 @@ impl Maps {
         let written = self.counters.insert(cgroup, zeros, 0);
         written.map_err(failed("write", "counters"))
     }
+}
+
+/// Takes sockets of identities out of those that listen and receive. They may be open for as long as they like; another
+/// identity that has the number one day is none of theirs.
+pub(crate) fn forget_sockets(folder: &Path, numbers: &BTreeSet<u32>) -> Result<(), Error> {
+    for name in SOCKETS
+        .into_iter()
+        .filter(|name| folder.join(name).exists())
+    {
+        // Written and read by key, as a hash is.
+        let map = Map::HashMap(open_map(folder, name)?);
+        let mut map: HashMap<MapData, [u8; LISTENER_KEY], [u8; 8]> =
+            HashMap::try_from(map).map_err(failed("open", name))?;
+        let mut leaving = BTreeSet::new();
+        // Where one goes meanwhile, the kernel begins anew.
+        for key in map.keys().take(4 * SOCKETS_MAX) {
+            let key = key.map_err(failed("read", name))?;
+            if numbers.contains(&number_of(&key)) {
+                leaving.insert(key);
+            }
+        }
+        for key in leaving {
+            absent_is_fine(map.remove(&key)).map_err(failed("write", name))?;
+        }
+    }
+    Ok(())
+}
+
+fn number_of(key: &[u8; LISTENER_KEY]) -> u32 {
+    let number = key[LISTENER_KEY_NUMBER..].first_chunk();
+    u32::from_ne_bytes(number.copied().unwrap_or_default())
 }
 
 impl TcpMaps {

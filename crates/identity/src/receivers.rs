@@ -24,7 +24,7 @@ pub(crate) const LOOKER: Looker = Looker {
     name: "on_udp",
     object: aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/receivers.o")),
     list: "udp",
-    maps: &["receivers", "receiving"],
+    maps: &["receivers", "receiving", "tallies"],
 };
 
 /// Tells of UDP sockets that are to receive at several addresses: readable once there are some. One process may have it.

@@ -2,7 +2,7 @@
 //!
 //! What can be done for all at once is: a host loses a thousand containers in the same second.
 
-use std::{collections::BTreeSet, fs, net::IpAddr};
+use std::{collections::BTreeSet, fs, net::IpAddr, path::Path};
 
 use sandwire_kernel_net::netns;
 
@@ -12,7 +12,7 @@ use crate::{
     cgroup, connections,
     identities::{LOOPBACK, Open, is_meant},
     interface, loading,
-    maps::Maps,
+    maps::{self, Maps},
     numbers, programs, receivers,
     record::{Facts, is_complete},
 };
@@ -159,12 +159,14 @@ impl Identities {
         }
         let mut removal = Removal::new(leaving, watch);
         removal.deactivate(&mut open.maps);
+        let listening = removal.find_listening(&open.maps);
         removal.clear_maps(&mut open.maps);
         removal.each("programs", |cgroup, _| {
             programs::detach(&self.links_folder(cgroup))
         });
         removal.take_off_addresses();
         removal.remove_own_cgroups();
+        removal.forget_sockets(&self.maps_folder(), &listening);
         removal.forget(&mut open.maps);
         let records = open.maps.records()?;
         open.maps.set_has_receivers(receivers::may_be(&records))?;
@@ -257,6 +259,25 @@ impl<'a> Removal<'a> {
             maps.set_record(cgroup, &facts.record(record_state::REMOVING)?)
         });
         self.each("deactivate", |cgroup, _| maps.clear_identity(cgroup));
+    }
+
+    /// Numbers of those that have sockets which listen, or may have: most have none any more.
+    fn find_listening(&mut self, maps: &Maps) -> BTreeSet<u32> {
+        let mut listening = BTreeSet::new();
+        self.each("listening", |_, facts| {
+            if maps.may_listen(facts.number)? {
+                listening.insert(facts.number);
+            }
+            Ok(())
+        });
+        listening
+    }
+
+    /// Long after the tallies, without which no program enters a socket: one that was at it is through with it by now.
+    fn forget_sockets(&mut self, maps_folder: &Path, listening: &BTreeSet<u32>) {
+        if !listening.is_empty() {
+            self.all("sockets", |_| maps::forget_sockets(maps_folder, listening));
+        }
     }
 
     fn clear_maps(&mut self, maps: &mut Maps) {

@@ -108,6 +108,38 @@ fn a_daemon_is_told_of_sockets_that_come_and_go() {
 
 #[test]
 #[ignore = "needs root: cargo xtask test netns"]
+fn sockets_that_outlive_their_identity_are_nowhere_entered_any_more() {
+    lab::run_within(DEADLINE, |lab| {
+        let mut scene = Scene::set(lab);
+        let cgroup = scene.cgroups.make("other");
+        let addresses = ["10.77.0.2", "10.77.0.3"];
+        let identities = scene.identities.clone();
+        identities.add(&new_identity(&cgroup, &addresses)).unwrap();
+        let mut other = Application::start(Some(&cgroup), None);
+        for application in [&mut scene.web, &mut other] {
+            application.run("l = listen('0.0.0.0', 80); s = udp('0.0.0.0', 5353)");
+        }
+        identities.enter_receivers().unwrap();
+        let counts = || ["listeners", "receivers"].map(|map| entries(lab, map).len());
+        assert_eq!(counts(), [2, 2]);
+        // One that no daemon has looked at yet.
+        scene.web.run("late = udp('0.0.0.0', 5454)");
+        identities.remove("web").unwrap();
+        assert_eq!(counts(), [1, 1]);
+        identities.enter_receivers().unwrap();
+        assert_eq!(counts(), [1, 1]);
+        // Those that are open are none the worse for it.
+        assert_eq!(
+            scene.web.run("l.close(); s.close(); late.close()"),
+            Value::Null
+        );
+        identities.remove("other").unwrap();
+        assert_eq!(counts(), [0, 0]);
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
 fn one_identity_cannot_take_the_room_of_all_receivers() {
     lab::run_within(DEADLINE, |lab| {
         let mut scene = Scene::set(lab);

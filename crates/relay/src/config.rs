@@ -93,11 +93,16 @@ pub struct Limits {
     pub connections_per_sender: usize,
     /// Pairs of addresses of one sender between which datagrams go.
     pub flows_per_sender: usize,
+    /// TCP connections of all senders at once, at the host.
+    pub connections: usize,
+    /// Pairs of addresses of all senders, at the host.
+    pub flows: usize,
     /// TCP connections of one host at once, at the peer, whatever senders it names.
     pub connections_per_host: usize,
     /// Pairs of addresses of one host, at the peer, whatever senders it names.
     pub flows_per_host: usize,
-    /// Connections of hosts that haven't begun: not yet in TLS, or before their first bytes in it.
+    /// Connections of hosts that haven't begun: not yet in TLS, or before their first bytes in it. At the host: those of
+    /// addresses of which the daemon is asked whose they are.
     pub openings: usize,
     /// Bytes that are buffered for each direction of a connection.
     pub buffer_bytes: usize,

@@ -1,6 +1,7 @@
 //! One carried connection, as both relays do it: carried, counted, reported.
 
 use tokio::net::TcpStream;
+use tracing::field::display;
 
 use crate::{
     config::Limits,
@@ -59,9 +60,10 @@ impl Books<'_> {
             Ok(()) => entry.outcome = "closed",
             Err(reason) => {
                 let (sender, destination) = (&subject.sender, &subject.destination);
+                let host = (!subject.host.is_empty()).then_some(display(&subject.host));
                 match reason {
                     Cut::Unanswered(..) => {
-                        tracing::info!(%sender, %destination, %reason, "a connection is cut");
+                        tracing::info!(host, %sender, %destination, %reason, "a connection is cut");
                     }
                     Cut::Other(reason) => {
                         tracing::debug!(%sender, %destination, reason, "a connection is cut");

@@ -4,7 +4,11 @@ mod ports;
 mod tcp;
 mod udp;
 
-use std::{net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    net::SocketAddr,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use rustls::pki_types::CertificateDer;
 use tokio::{
@@ -23,6 +27,7 @@ use crate::{
     openings::{Openings, Place},
     pump::{Secure, SecureReader, SecureWriter},
     report::Report,
+    seldom::Seldom,
     senders::{Quota, Share},
     transport::{
         TransportError, accept_tls,
@@ -131,6 +136,7 @@ struct Caller {
 
 /// Takes TLS connections for ever.
 pub(crate) async fn serve_tls(destination: Arc<Destination>, listener: TcpListener) {
+    let mut failed = Seldom::default();
     loop {
         match listener.accept().await {
             Ok((stream, from)) => {
@@ -143,7 +149,9 @@ pub(crate) async fn serve_tls(destination: Arc<Destination>, listener: TcpListen
             }
             Err(error) => {
                 // No descriptors, mostly: some are given back soon.
-                tracing::warn!(%error, "a connection can't be taken");
+                if let Some(left_out) = failed.is_due(Instant::now()) {
+                    tracing::warn!(%error, left_out, "a connection can't be taken");
+                }
                 sleep(Duration::from_millis(100)).await;
             }
         }
@@ -157,7 +165,10 @@ fn note(destination: &Destination, from: SocketAddr, outcome: Result<(), Transpo
     match error {
         // Somebody who has no certificate can have any number of them; they are counted.
         TransportError::Displaced => tracing::debug!(%from, %error, "a connection is refused"),
-        _ => tracing::warn!(%from, %error, "a connection is refused"),
+        _ => {
+            let (caller, port) = (from.ip().to_canonical(), from.port());
+            tracing::warn!(%caller, port, %error, "a connection is refused");
+        }
     }
     if matches!(error, TransportError::TimedOut(_)) {
         metrics.openings_timed_out.add(1);

@@ -2,6 +2,7 @@
 
 mod answers;
 mod carried;
+mod fair;
 pub(crate) mod tcp;
 pub(crate) mod udp;
 
@@ -10,15 +11,15 @@ use std::{
     sync::Arc,
 };
 
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 
-use self::carried::Carried;
+use self::{carried::Carried, fair::Fair};
 use crate::{
     config::{Egress, Limits, Origin, Protocol, Sender},
     connection::Books,
     metrics::Metrics,
     report::Report,
-    senders::{Quota, Senders},
+    senders::Senders,
     transport::peer::Link,
 };
 
@@ -31,8 +32,10 @@ pub(crate) struct Host {
     carried: Carried,
     /// In the order of the configuration's peers, which stays.
     pub(crate) links: Vec<Arc<Link>>,
-    pub(crate) connections: Arc<Quota>,
-    pub(crate) flows: Arc<Quota>,
+    pub(crate) connections: Arc<Fair<Arc<Notify>>>,
+    pub(crate) flows: Arc<Fair<udp::Pair>>,
+    /// TCP connections of addresses of nobody that is known, until the daemon has been asked.
+    pub(crate) unknown: Arc<Fair<Arc<Notify>>>,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) report: Report,
 }
@@ -48,8 +51,9 @@ impl Host {
         Self {
             senders: Senders::new(&egress),
             carried: Carried::default(),
-            connections: Quota::new(limits.connections_per_sender),
-            flows: Quota::new(limits.flows_per_sender),
+            connections: Fair::new(limits.connections_per_sender, limits.connections),
+            flows: Fair::new(limits.flows_per_sender, limits.flows),
+            unknown: Fair::new(usize::MAX, limits.openings),
             egress: watch::Sender::new(egress.into()),
             limits,
             links,

@@ -22,6 +22,7 @@ pub mod packets;
 mod privileges;
 mod pump;
 mod report;
+mod seldom;
 mod senders;
 pub mod service;
 pub mod steering;

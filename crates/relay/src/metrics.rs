@@ -71,6 +71,7 @@ metrics! {
     connections_open gauge "sandwire_relay_connections_open" "TCP connections that are carried now";
     connections_refused counter "sandwire_relay_connections_refused_total" "TCP connections that were reset: sender unknown or at its limit, peer away, destination denied or unreachable";
     connections_limited counter "sandwire_relay_connections_refused_limit_total" "TCP connections of those refused that were beyond a limit of their sender or host here";
+    connections_displaced counter "sandwire_relay_connections_displaced_total" "TCP connections of the sender that had most that were reset for another one's";
     connections_cut counter "sandwire_relay_connections_cut_total" "TCP connections that were reset though both ends held them: peer gone, time-out, certificate expired";
     bytes_out counter "sandwire_relay_tcp_bytes_to_destinations_total" "Bytes of TCP connections towards destinations";
     bytes_in counter "sandwire_relay_tcp_bytes_from_destinations_total" "Bytes of TCP connections from destinations";
@@ -80,6 +81,7 @@ metrics! {
     dropped_unknown counter "sandwire_relay_datagrams_dropped_unknown_sender_total" "Datagrams of nobody that is known";
     dropped_policy counter "sandwire_relay_datagrams_dropped_not_redirected_total" "Datagrams whose destination isn't redirected, or may not be delivered to";
     dropped_limit counter "sandwire_relay_datagrams_dropped_limit_total" "Datagrams of flows beyond a limit of their sender or host";
+    flows_displaced counter "sandwire_relay_flows_displaced_total" "Flows of the sender that had most that were ended for another one's";
     dropped_away counter "sandwire_relay_datagrams_dropped_peer_away_total" "Datagrams while the peer was away";
     dropped_full counter "sandwire_relay_datagrams_dropped_queue_full_total" "Datagrams that found a full queue or socket";
     dropped_unasked counter "sandwire_relay_datagrams_dropped_unasked_total" "Datagrams from where none had been sent";

@@ -1,14 +1,16 @@
 //! Whose an address is: senders of the configuration, and leases that the daemon tells of.
 //!
-//! The daemon is asked every second, and when an unknown address appears, by a task of its own: who looks an address
-//! up gets what is known. While the daemon doesn't answer, what it told last holds.
+//! The daemon is asked every second, and when an unknown address appears ([`wanted`]), by a task of its own: who looks an
+//! address up gets what is known. While the daemon doesn't answer, what it told last holds.
+
+mod wanted;
 
 use std::{
     collections::HashMap,
     net::IpAddr,
     path::Path,
     sync::{Arc, Mutex, PoisonError, RwLock},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use ipnet::IpNet;
@@ -18,6 +20,7 @@ use tokio::{
     time::{sleep, timeout},
 };
 
+use self::wanted::Wanted;
 use crate::config::Egress;
 
 /// How often the daemon is asked.
@@ -30,6 +33,7 @@ pub(crate) struct Senders {
     fixed: RwLock<Vec<(IpNet, Arc<str>)>>,
     leases: RwLock<HashMap<IpAddr, Arc<str>>>,
     has_daemon: bool,
+    unknown: Mutex<Wanted>,
     wanted: Notify,
     rounds: watch::Sender<u64>,
 }
@@ -40,6 +44,7 @@ impl Senders {
             fixed: RwLock::new(fixed(egress)),
             leases: RwLock::default(),
             has_daemon: egress.daemon.is_some(),
+            unknown: Mutex::default(),
             wanted: Notify::new(),
             rounds: watch::Sender::new(0),
         }
@@ -61,8 +66,13 @@ impl Senders {
         drop(fixed);
         let leases = self.leases.read().unwrap_or_else(PoisonError::into_inner);
         let found = leases.get(&address).cloned();
+        drop(leases);
         if found.is_none() && self.has_daemon {
-            self.wanted.notify_one();
+            let round = *self.rounds.borrow();
+            let mut unknown = self.unknown.lock().unwrap_or_else(PoisonError::into_inner);
+            if unknown.is_to_be_asked(address, round, Instant::now()) {
+                self.wanted.notify_one();
+            }
         }
         found
     }
@@ -83,6 +93,13 @@ impl Senders {
         self.find(address)
     }
 
+    fn know(&self, leases: HashMap<IpAddr, Arc<str>>) {
+        let mut unknown = self.unknown.lock().unwrap_or_else(PoisonError::into_inner);
+        unknown.forget_known(|address| leases.contains_key(address));
+        drop(unknown);
+        *self.leases.write().unwrap_or_else(PoisonError::into_inner) = leases;
+    }
+
     /// Asks the daemon, for ever.
     pub(crate) async fn keep(&self, daemon: &Path) {
         let client = Client::new(daemon).with_timeout(Duration::from_secs(10));
@@ -91,8 +108,7 @@ impl Senders {
             match client.leases().await {
                 Ok(leases) => {
                     is_failing = false;
-                    *self.leases.write().unwrap_or_else(PoisonError::into_inner) =
-                        by_address(&leases);
+                    self.know(by_address(&leases));
                 }
                 Err(error) if !is_failing => {
                     is_failing = true;
@@ -181,6 +197,39 @@ impl Drop for Share {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn senders() -> Senders {
+        Senders::new(&Egress {
+            listen_port: 1,
+            daemon: Some("/nowhere".into()),
+            seed: 0,
+            peers: Vec::new(),
+            senders: Vec::new(),
+            redirects: Vec::new(),
+        })
+    }
+
+    /// Whether the daemon would be asked now.
+    async fn is_asked(senders: &Senders) -> bool {
+        timeout(Duration::ZERO, senders.wanted.notified())
+            .await
+            .is_ok()
+    }
+
+    #[tokio::test]
+    async fn the_daemon_is_asked_for_a_new_address_and_not_with_each_packet_of_an_unknown_one() {
+        let senders = senders();
+        let [first, second] = ["10.64.0.2", "10.64.0.3"].map(|text| text.parse().unwrap());
+        assert!(senders.find(first).is_none() && is_asked(&senders).await);
+        for _ in 0..100 {
+            assert!(senders.find(first).is_none());
+        }
+        assert!(!is_asked(&senders).await);
+        assert!(senders.find(second).is_none() && is_asked(&senders).await);
+        senders.know(HashMap::from([(second, "web/a7".into())]));
+        assert_eq!(senders.find(second).as_deref(), Some("web/a7"));
+        assert!(!is_asked(&senders).await);
+    }
 
     #[test]
     fn a_sender_has_no_more_than_it_may_and_gives_back() {

@@ -1,7 +1,9 @@
 //! Who may have how many lines of a service's log.
 //!
 //! A line about a guest (`vm`), a caller (`uid`) or what is impaired (`target`) is that one's doing: it has [`ITS_OWN`] share, and its
-//! tenant has [`TENANT`] for all. What is more is left out, so that nobody pushes out of the log what others have done,
+//! tenant has [`TENANT`] for all. So it is in the relay with a `sender`, whose tenant is its pool, or else the `host` that has
+//! named it; with that host itself; and with an address that calls (`caller`), all of which are one tenant, as nobody knows
+//! whose they are. What is more is left out, so that nobody pushes out of the log what others have done,
 //! or what befell the service itself: lines about nobody, and errors, are always written. How many were left out is told
 //! before the next line, whoever's, once whom they were about has room again.
 
@@ -45,7 +47,11 @@ const TENANT: Share = Share {
 /// Accounts beyond which those that nothing depends on are looked for and closed.
 const ACCOUNTS_MAX: usize = 1024;
 /// Fields that say whom a line is about.
-const FIELDS: [&str; 3] = ["vm", "uid", "target"];
+const FIELDS: [&str; 5] = ["vm", "uid", "target", SENDER, CALLER];
+const SENDER: &str = "sender";
+const CALLER: &str = "caller";
+/// Whom a line is about that is about nobody else, and whose doing it is else.
+const HOST: &str = "host";
 /// What stands between a guest and its tenant.
 const OF_TENANT: &str = " of user ";
 
@@ -116,6 +122,7 @@ where
 struct About {
     name: String,
     tenant: Option<String>,
+    host: Option<String>,
 }
 
 impl About {
@@ -126,7 +133,27 @@ impl About {
         }
         let mut about = Self::default();
         event.record(&mut about);
-        (!about.name.is_empty()).then_some(about)
+        about.settled()
+    }
+
+    fn note(&mut self, field: &str, value: &dyn fmt::Debug) {
+        if field == HOST {
+            self.host = Some(format!("{field}={value:?}"));
+        } else if FIELDS.contains(&field) {
+            self.name = format!("{field}={value:?}");
+            self.tenant = tenant_of(field, &self.name);
+        }
+    }
+
+    /// Once all fields are noted.
+    fn settled(mut self) -> Option<Self> {
+        match self.host.take() {
+            Some(host) if self.name.is_empty() => self.name = host,
+            // What it says its senders are called.
+            Some(host) => self.tenant = Some(format!("senders of {host}")),
+            None => {}
+        }
+        (!self.name.is_empty()).then_some(self)
     }
 
     /// Whose shares it takes.
@@ -138,10 +165,17 @@ impl About {
 
 impl Visit for About {
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
-        if FIELDS.contains(&field.name()) {
-            self.name = format!("{}={value:?}", field.name());
-            let tenant = self.name.rsplit_once(OF_TENANT);
-            self.tenant = tenant.map(|(_, tenant)| format!("user={tenant}"));
+        self.note(field.name(), value);
+    }
+}
+
+fn tenant_of(field: &str, name: &str) -> Option<String> {
+    match field {
+        CALLER => Some("callers".to_owned()),
+        SENDER => name.rsplit_once('/').map(|(pool, _)| pool.to_owned()),
+        _ => {
+            let (_, tenant) = name.rsplit_once(OF_TENANT)?;
+            Some(format!("user={tenant}"))
         }
     }
 }
@@ -214,6 +248,7 @@ mod tests {
         About {
             name: format!("vm={name} of user {tenant}"),
             tenant: Some(format!("user={tenant}")),
+            host: None,
         }
     }
 
@@ -260,5 +295,34 @@ mod tests {
             now += Duration::from_millis(100);
         }
         assert!(accounts.0.len() <= ACCOUNTS_MAX + 2, "{}", accounts.0.len());
+    }
+
+    /// What a line says, and whom it is about.
+    fn of(fields: &[(&'static str, &str)]) -> Option<About> {
+        let mut about = About::default();
+        for (name, value) in fields {
+            about.note(name, &format_args!("{value}"));
+        }
+        about.settled()
+    }
+
+    #[test]
+    fn a_sender_has_a_pool_or_a_host_above_it_and_strangers_have_each_other() {
+        let about = |name: &str, tenant: Option<&str>| {
+            let (name, tenant) = (name.to_owned(), tenant.map(str::to_owned));
+            let host = None;
+            Some(About { name, tenant, host })
+        };
+        let lease = about("sender=web/a7", Some("sender=web"));
+        assert_eq!(of(&[("sender", "web/a7"), ("destination", "x")]), lease);
+        let named = about("sender=web/a7", Some("senders of host=a"));
+        assert_eq!(of(&[("host", "a"), ("sender", "web/a7")]), named);
+        assert_eq!(of(&[("sender", "web/a7"), ("host", "a")]), named);
+        assert_eq!(of(&[("sender", "batch")]), about("sender=batch", None));
+        assert_eq!(of(&[("host", "a"), ("from", "x")]), about("host=a", None));
+        let stranger = about("caller=192.0.2.1", Some("callers"));
+        assert_eq!(of(&[("caller", "192.0.2.1"), ("port", "7")]), stranger);
+        assert_eq!(of(&[("vm", "a of user 1")]), Some(guest("a", 1)));
+        assert_eq!(of(&[("error", "x")]), None);
     }
 }

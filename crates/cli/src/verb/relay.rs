@@ -162,7 +162,7 @@ fn check(context: &Context, path: &Path) -> Outcome {
 
 fn serve(path: &Path) -> Outcome {
     let config = read(path)?;
-    log::to_standard_error();
+    log::of_service(false);
     service::run(&config, path).map_err(|error| {
         let text = format!("cannot serve the relay: {error}");
         Failure::failed(privilege::advise(text, &error))

@@ -246,7 +246,7 @@ struct caller {
 };
 
 enum receiver_state {
-	/* Its key isn't written yet. */
+	/* Its key isn't written yet, or its identity was removed before it was entered. */
 	RECEIVER_NONE = 0,
 	/* It is to be put among the receivers. */
 	RECEIVER_WAITS = 1,

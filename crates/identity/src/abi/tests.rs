@@ -73,6 +73,16 @@ fn the_key_of_a_dialer_is_as_long_as_in_the_header() {
 }
 
 #[test]
+fn the_key_of_a_listener_has_its_number_where_the_header_says() {
+    let types = types();
+    let key = find(&types, "STRUCT", "listener_key");
+    assert_eq!(number(&key["size"]), LISTENER_KEY);
+    let mut members = key["members"].as_array().unwrap().iter();
+    let found = members.find(|member| member["name"] == "number").unwrap();
+    assert_eq!(number(&found["bits_offset"]) / 8, LISTENER_KEY_NUMBER);
+}
+
+#[test]
 fn enums_have_the_numbers_of_the_header() {
     let types = types();
     let values: Vec<(String, u64)> = types

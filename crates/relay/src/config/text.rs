@@ -47,6 +47,8 @@ struct TlsText {
 struct LimitsText {
     connections_per_sender: Option<usize>,
     flows_per_sender: Option<usize>,
+    connections: Option<usize>,
+    flows: Option<usize>,
     connections_per_host: Option<usize>,
     flows_per_host: Option<usize>,
     openings: Option<usize>,
@@ -192,6 +194,8 @@ impl Checker<'_> {
                 million,
             )?,
             flows_per_sender: bounded("flows_per_sender", text.flows_per_sender, 4096, 1, million)?,
+            connections: bounded("connections", text.connections, 16_384, 1, million)?,
+            flows: bounded("flows", text.flows, 16_384, 1, million)?,
             connections_per_host: bounded(
                 "connections_per_host",
                 text.connections_per_host,

@@ -6,22 +6,24 @@ use std::{
     fmt::Display,
     fs,
     sync::{Arc, Mutex, PoisonError},
-    time::{Duration, Instant},
+    time::Instant,
 };
 
-use crate::senders::{Quota, Share};
+use crate::{
+    seldom::Seldom,
+    senders::{Quota, Share},
+};
 
 const RANGE: &str = "/proc/sys/net/ipv4/ip_local_port_range";
 /// The kernel's own range, should it not say.
 const RANGE_USUAL: (u16, u16) = (32_768, 60_999);
-/// How often it is said that there is no socket. Each datagram finds that out.
-const SAID_EACH: Duration = Duration::from_secs(10);
 
 /// How many may be taken.
 pub(crate) struct Ports {
     all: Arc<Quota>,
     hosts: Arc<Quota>,
-    said: Mutex<Option<Instant>>,
+    /// That there is no socket, which each datagram finds out.
+    said: Mutex<Seldom>,
 }
 
 /// One of them; given back when dropped.
@@ -54,9 +56,8 @@ impl Ports {
     /// Says why there is no socket, unless that was said just now.
     pub(super) fn say(&self, host: &str, reason: &dyn Display) {
         let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
-        if said.is_none_or(|said| said.elapsed() >= SAID_EACH) {
-            *said = Some(Instant::now());
-            tracing::warn!(host, %reason, "no socket for datagrams");
+        if let Some(left_out) = said.is_due(Instant::now()) {
+            tracing::warn!(%host, %reason, left_out, "no socket for datagrams");
         }
     }
 }

@@ -10,12 +10,10 @@ use std::{
 use rustix::io::Errno;
 use sandwire_kernel_net::{Error, transparent};
 
-use crate::steering::MARK_PASS;
+use crate::{seldom::Seldom, steering::MARK_PASS};
 
 /// Somebody has the port on all addresses, and shares it with nobody.
 const TAKEN: i32 = Errno::ADDRINUSE.raw_os_error();
-/// How often that is said. Each answer finds it out.
-const SAID_EACH: Duration = Duration::from_secs(10);
 
 /// Those that are kept for the next answer.
 #[derive(Default)]
@@ -25,8 +23,9 @@ pub(super) struct Answers(Mutex<Sockets>);
 struct Sockets {
     /// With the time of the last answer.
     by_address: HashMap<SocketAddr, (Arc<UdpSocket>, Instant)>,
-    /// When it was last said that a port is taken.
-    said: Option<Instant>,
+    /// That a port is taken, and that a socket can't be had for another reason: each answer finds it out.
+    taken: Seldom,
+    failed: Seldom,
 }
 
 impl Answers {
@@ -81,25 +80,17 @@ impl Sockets {
 
     fn say(&mut self, from: SocketAddr, error: &Error, now: Instant) {
         if error.errno() != Some(TAKEN) {
-            tracing::warn!(%error, "an answer can't be passed on");
-        } else if self.is_to_be_said(now) {
+            if let Some(left_out) = self.failed.is_due(now) {
+                tracing::warn!(%error, left_out, "an answer can't be passed on");
+            }
+        } else if let Some(left_out) = self.taken.is_due(now) {
             tracing::warn!(
                 %from,
+                left_out,
                 "answers can't be passed on: a service of this host has UDP port {} on all addresses",
                 from.port()
             );
         }
-    }
-
-    /// Whether that a port is taken wasn't said just now; it is then.
-    fn is_to_be_said(&mut self, now: Instant) -> bool {
-        let is_due = self
-            .said
-            .is_none_or(|said| now.saturating_duration_since(said) >= SAID_EACH);
-        if is_due {
-            self.said = Some(now);
-        }
-        is_due
     }
 }
 
@@ -140,16 +131,5 @@ mod tests {
         let mut left: Vec<u16> = sockets.by_address.keys().map(SocketAddr::port).collect();
         left.sort_unstable();
         assert_eq!(left, [6, 7, 8]);
-    }
-
-    #[test]
-    fn a_port_that_is_taken_is_not_said_with_each_answer() {
-        let mut sockets = Sockets::default();
-        let start = Instant::now();
-        let said = [0, 1, 9, 10, 11, 25].map(|seconds| {
-            let now = start + Duration::from_secs(seconds);
-            sockets.is_to_be_said(now)
-        });
-        assert_eq!(said, [true, false, false, true, false, true]);
     }
 }

@@ -1,20 +1,24 @@
 //! TCP connections that the kernel has taken for their destinations.
 
 use std::{
-    net::{SocketAddr, TcpListener},
+    net::{IpAddr, SocketAddr, TcpListener},
     sync::Arc,
     time::{Duration, Instant},
 };
 
-use tokio::{net::TcpStream, time::sleep};
+use tokio::{net::TcpStream, sync::Notify, time::sleep};
 
-use super::Host;
+use super::{
+    Host,
+    fair::{Fair, Part},
+};
 use crate::{
     config::Protocol,
     connection::Plain,
     liveness::end_when_gone,
     pump::prepare,
     report::Subject,
+    seldom::Seldom,
     wire::{Answer, Opening},
 };
 
@@ -27,6 +31,7 @@ pub(crate) async fn serve(host: Arc<Host>, listener: TcpListener, place: u16) {
             return;
         }
     };
+    let mut failed = Seldom::default();
     loop {
         match listener.accept().await {
             Ok((stream, source)) => {
@@ -35,7 +40,9 @@ pub(crate) async fn serve(host: Arc<Host>, listener: TcpListener, place: u16) {
             }
             Err(error) => {
                 // No descriptors, mostly: some are given back soon.
-                tracing::warn!(%error, "a connection can't be taken");
+                if let Some(left_out) = failed.is_due(Instant::now()) {
+                    tracing::warn!(%error, left_out, "a connection can't be taken");
+                }
                 sleep(Duration::from_millis(100)).await;
             }
         }
@@ -56,16 +63,9 @@ async fn relay(host: &Host, stream: TcpStream, source: SocketAddr, place: u16) {
     let Some(ticket) = host.carried.enter(host, place, (source, destination)) else {
         return refuse("its destination isn't redirected");
     };
-    let sender = match place {
-        0 => host.senders.ask(source.ip()).await,
-        place => host
-            .now()
-            .sender_at(place)
-            .map(|sender| sender.name.clone()),
-    };
-    let Some(sender) = sender else {
-        tracing::warn!(%source, %destination, "a connection of an unknown sender is refused");
-        return refuse("its sender is unknown");
+    let sender = match find_sender(host, place, (source, destination)).await {
+        Ok(sender) => sender,
+        Err(reason) => return refuse(reason),
     };
     let link = &host.links[ticket.via];
     let subject = Subject {
@@ -76,10 +76,17 @@ async fn relay(host: &Host, stream: TcpStream, source: SocketAddr, place: u16) {
         destination,
         started: Instant::now(),
     };
-    let Some(_share) = host.connections.take(&sender) else {
+    let Some(place) = Place::take(&host.connections, &sender) else {
         host.metrics.connections_limited.add(1);
         host.report.add(&subject, Answer::TooMany.name(), (0, 0));
         return refuse("its sender has too many");
+    };
+    host.metrics.connections_displaced.add(place.displaced);
+    let cut = async || {
+        tokio::select! {
+            reason = ticket.cut() => reason,
+            () = place.lost() => "its sender had most, and others want some".to_owned(),
+        }
     };
     let opening = Opening::Tcp {
         sender: sender.to_string(),
@@ -88,7 +95,7 @@ async fn relay(host: &Host, stream: TcpStream, source: SocketAddr, place: u16) {
     };
     let opened = tokio::select! {
         opened = link.open(&opening) => opened,
-        reason = ticket.cut() => return refuse(&reason),
+        reason = cut() => return refuse(&reason),
     };
     let secure = match opened {
         Ok((secure, Answer::Connected)) => secure,
@@ -103,12 +110,136 @@ async fn relay(host: &Host, stream: TcpStream, source: SocketAddr, place: u16) {
         }
     };
     let plain = (Plain::Sender, stream);
-    host.books()
-        .carry(&subject, plain, secure, ticket.cut())
-        .await;
+    host.books().carry(&subject, plain, secure, cut()).await;
+}
+
+/// Whose a connection is, or why it is refused.
+async fn find_sender(
+    host: &Host,
+    place: u16,
+    (source, destination): (SocketAddr, SocketAddr),
+) -> Result<Arc<str>, &'static str> {
+    let (caller, port) = (source.ip(), source.port());
+    let found = match place {
+        0 => find_or_ask(host, caller).await.map_err(|TooMany| {
+            host.metrics.connections_limited.add(1);
+            "too many of unknown senders wait"
+        })?,
+        place => host
+            .now()
+            .sender_at(place)
+            .map(|sender| sender.name.clone()),
+    };
+    found.ok_or_else(|| {
+        tracing::warn!(%caller, port, %destination, "a connection of an unknown sender is refused");
+        "its sender is unknown"
+    })
+}
+
+/// There are as many connections as may wait until it is known whose they are.
+struct TooMany;
+
+/// Whose an address is. Asking the daemon takes a moment, and the connection has a descriptor meanwhile.
+async fn find_or_ask(host: &Host, address: IpAddr) -> Result<Option<Arc<str>>, TooMany> {
+    let known = host.senders.find(address);
+    if known.is_some() {
+        return Ok(known);
+    }
+    let place = Place::take(&host.unknown, &address.to_string().into()).ok_or(TooMany)?;
+    tokio::select! {
+        found = host.senders.ask(address) => Ok(found),
+        () = place.lost() => Err(TooMany),
+    }
+}
+
+/// What a connection takes up of what there is for all senders.
+struct Place {
+    _part: Part<Arc<Notify>>,
+    lost: Arc<Notify>,
+    /// How many others were ended for it.
+    displaced: u64,
+}
+
+impl Place {
+    fn take(of: &Arc<Fair<Arc<Notify>>>, sender: &Arc<str>) -> Option<Self> {
+        let lost = Arc::<Notify>::default();
+        let (part, displaced) = of.take(sender, lost.clone())?;
+        if let Some(displaced) = &displaced {
+            displaced.key.notify_one();
+        }
+        Some(Self {
+            _part: part,
+            lost,
+            displaced: displaced.is_some().into(),
+        })
+    }
+
+    /// Waits until another one has it.
+    async fn lost(&self) {
+        self.lost.notified().await;
+    }
 }
 
 /// IPv4 as IPv4, whatever kind of socket it came by.
 pub(crate) fn canonical(address: SocketAddr) -> SocketAddr {
     SocketAddr::new(address.ip().to_canonical(), address.port())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use tokio::time::timeout;
+
+    use super::*;
+    use crate::{
+        config::Config,
+        report::{Output, Report},
+    };
+
+    const TEXT: &str = r#"
+        [tls]
+        certificate = "a"
+        key = "b"
+        authorities = "c"
+        [limits]
+        openings = 2
+        [egress]
+        daemon = "/nowhere"
+        [[peer]]
+        name = "beyond"
+        address = "192.0.2.1:1"
+        server_name = "relay.example"
+        [[redirect]]
+        from = ["10.64.0.0/24"]
+        to = ["198.51.100.0/24"]
+        via = "beyond"
+    "#;
+
+    /// One whose daemon is never asked.
+    fn host(folder: &Path) -> Host {
+        let config = Config::parse(Path::new("relay.toml"), TEXT).unwrap();
+        let output = Output::open(Some(&folder.join("report"))).unwrap();
+        let (report, _) = Report::start(output, Arc::default()).unwrap();
+        let egress = config.egress.unwrap();
+        Host::new(egress, Vec::new(), config.limits, Arc::default(), report)
+    }
+
+    #[tokio::test]
+    async fn no_more_wait_for_the_daemon_than_may_and_one_address_leaves_others_room() {
+        let folder = tempfile::tempdir().unwrap();
+        let host = host(folder.path());
+        let [greedy, other] = ["10.64.0.2", "10.64.0.3"].map(|text| text.parse().unwrap());
+        let mut waiting = [(); 2].map(|()| Box::pin(find_or_ask(&host, greedy)));
+        for one in &mut waiting {
+            let waits = timeout(Duration::ZERO, one).await;
+            assert!(waits.is_err());
+        }
+        assert!(matches!(find_or_ask(&host, greedy).await, Err(TooMany)));
+        let waits = &mut Box::pin(find_or_ask(&host, other));
+        assert!(timeout(Duration::ZERO, waits).await.is_err());
+        let [older, newest] = &mut waiting;
+        assert!(matches!(newest.await, Err(TooMany)));
+        assert!(timeout(Duration::ZERO, older).await.is_err());
+    }
 }

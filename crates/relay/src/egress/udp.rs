@@ -19,12 +19,16 @@ use bytes::Bytes;
 use sandwire_kernel_net::datagrams::{Receiver, Sender};
 use tokio::{io::Interest, time::sleep};
 
-use super::{Host, answers::Answers, tcp::canonical};
+use super::{
+    Host,
+    answers::Answers,
+    fair::{Lost, Part},
+    tcp::canonical,
+};
 use crate::{
     config::Protocol,
     packets::{Packer, Unpacker},
     report::Subject,
-    senders::Share,
     transport::channel::{Incoming, Outgoing},
     wire::Datagram,
 };
@@ -35,7 +39,7 @@ const TOGETHER: usize = 64;
 const BYTES_MAX: usize = 65_535;
 
 /// Two addresses: who sends, and where to.
-type Pair = (SocketAddr, SocketAddr);
+pub(super) type Pair = (SocketAddr, SocketAddr);
 
 /// All flows of the host.
 pub(crate) struct Flows {
@@ -53,7 +57,7 @@ struct Flow {
     last: AtomicU64,
     bytes_out: AtomicU64,
     bytes_back: AtomicU64,
-    _share: Share,
+    _part: Part<Pair>,
 }
 
 impl Flows {
@@ -239,7 +243,7 @@ fn find_flow(host: &Host, flows: &Flows, place: u16, pair: Pair) -> Option<Arc<F
         host.metrics.dropped_unknown.add(1);
         return None;
     };
-    let Some(share) = host.flows.take(&sender) else {
+    let Some((part, lost)) = host.flows.take(&sender, pair) else {
         host.metrics.dropped_limit.add(1);
         return None;
     };
@@ -257,15 +261,28 @@ fn find_flow(host: &Host, flows: &Flows, place: u16, pair: Pair) -> Option<Arc<F
         last: AtomicU64::new(flows.now()),
         bytes_out: AtomicU64::new(0),
         bytes_back: AtomicU64::new(0),
-        _share: share,
+        _part: part,
     });
+    let displaced = lost.and_then(|lost| displace(&mut by_pair, &lost));
     let before = by_pair.insert(pair, flow.clone());
     drop(by_pair);
     host.metrics.flows_open.add(1);
     if let Some(before) = before {
         end(host, &before, "cut");
     }
+    if let Some(displaced) = displaced {
+        host.metrics.flows_displaced.add(1);
+        end(host, &displaced, "too_many");
+    }
     Some(flow)
+}
+
+/// Takes out a flow that its sender has lost, unless another one has the pair by now.
+fn displace(by_pair: &mut HashMap<Pair, Arc<Flow>>, lost: &Lost<Pair>) -> Option<Arc<Flow>> {
+    let flow = by_pair.get(&lost.key)?;
+    (flow.subject.sender == lost.sender)
+        .then(|| by_pair.remove(&lost.key))
+        .flatten()
 }
 
 fn end(host: &Host, flow: &Flow, outcome: &'static str) {

@@ -17,7 +17,7 @@ use sandwire_relay::wire::{Answer, Datagram, Opening, PROTOCOL};
 use sandwire_testlab::{host::serve_tcp, lab};
 
 use super::{DEADLINE, PATIENCE, fetch};
-use crate::stage::{Stage, wait_for};
+use crate::stage::{MARKER, Stage, wait_for};
 
 const PEER: &str = "203.0.113.9:4433";
 /// Connections that nobody goes on with, and the room that there is for them.
@@ -448,6 +448,107 @@ fn the_host_says_who_has_too_many_connections() {
             "sandwire_relay_connections_refused_limit_total ",
         );
         assert_eq!(refused, 1);
+    });
+}
+
+/// A connection to the echo that has been answered.
+fn echoed(stage: &Stage) -> TcpStream {
+    let to = "198.51.100.7:7".parse().unwrap();
+    let mut stream = stage.inside_box(|| TcpStream::connect_timeout(&to, PATIENCE).unwrap());
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    is_answered(&mut stream).unwrap();
+    stream
+}
+
+fn is_answered(stream: &mut TcpStream) -> std::io::Result<()> {
+    stream.write_all(b"?")?;
+    stream.read_exact(&mut [0])
+}
+
+/// However much there is of each sender, all together can take what the relay has.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn who_has_few_gets_what_who_has_most_loses() {
+    const MOST: usize = 4;
+    lab::run_within(DEADLINE, |_| {
+        let mut stage = Stage::build("auto");
+        stage.exchange("host", "udp_idle_seconds = 2", "udp_idle_seconds = 600");
+        stage.limit("host", &format!("connections = {MOST}\nflows = {MOST}"));
+        stage.start_peer();
+        stage.start_host();
+        let mut streams = [(); MOST].map(|()| echoed(&stage));
+        let sockets = stage.inside_box(|| {
+            [(); MOST].map(|()| {
+                let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
+                socket.set_read_timeout(Some(PATIENCE)).unwrap();
+                socket.connect("198.51.100.7:7").unwrap();
+                socket
+            })
+        });
+        for socket in &sockets {
+            socket.send(b"?").unwrap();
+            socket.recv(&mut [0]).unwrap();
+        }
+        // Another sender.
+        let page = stage.in_cgroup("curl --silent --max-time 60 http://198.51.100.7:8080/page");
+        assert!(page.contains(MARKER), "{page}");
+        let name = stage.in_cgroup("dig +time=20 +short @198.51.100.7 marker.example");
+        assert!(name.contains("192.0.2.77"), "{name}");
+        let (last, older) = streams.split_last_mut().unwrap();
+        assert!(is_answered(last).is_err(), "nobody has lost anything");
+        for stream in older {
+            is_answered(stream).unwrap();
+        }
+        for figure_of in ["connections", "flows"] {
+            let name = format!("sandwire_relay_{figure_of}_displaced_total ");
+            assert_eq!(figure(&stage, "host", &name), 1, "{name}");
+        }
+        wait_for("it is reported", || {
+            let report = stage.report_of("host");
+            let is_flow = |line: &str| line.contains("udp") && line.contains("too_many");
+            report.lines().filter(|line| is_flow(line)).count() == 1
+        });
+    });
+}
+
+/// Each time that an address is another sender's is a line of the report.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_host_fills_no_report_by_naming_one_sender_and_another() {
+    const SENT: usize = 200;
+    lab::run_within(DEADLINE, |_| {
+        let mut stage = Stage::build("quic");
+        stage.start_peer();
+        let begun = Instant::now();
+        with_tokio(async {
+            let endpoint = endpoint();
+            let connecting =
+                endpoint.connect_with(client(&stage), PEER.parse().unwrap(), "peer.example");
+            let connection = connecting.unwrap().await.unwrap();
+            for number in 0..SENT {
+                let mut packet = Vec::new();
+                let datagram = Datagram {
+                    sender: ["one", "other"][number % 2],
+                    source: ([10, 64, 0, 2], 5000).into(),
+                    destination: ([198, 51, 100, 7], 7).into(),
+                    payload: b"?",
+                };
+                datagram.encode(&mut packet);
+                connection.send_datagram(packet.into()).unwrap();
+            }
+            wait_for("all have come", || {
+                let passed = "sandwire_relay_datagrams_to_destinations_total ";
+                let dropped = "sandwire_relay_datagrams_dropped_limit_total ";
+                let [passed, dropped] = [passed, dropped].map(|name| figure(&stage, "peer", name));
+                passed + dropped == SENT
+            });
+        });
+        // The last flow ends with the channel, or not yet.
+        let seconds = usize::try_from(begun.elapsed().as_secs()).unwrap();
+        let report = stage.report_of("peer");
+        let lines = report.lines().count();
+        assert!(lines <= seconds + 2, "{report}");
+        assert!(figure(&stage, "peer", "sandwire_relay_flows_open ") <= 1);
     });
 }
 
