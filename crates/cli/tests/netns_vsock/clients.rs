@@ -70,6 +70,8 @@ fn a_listener_goes_on_after_a_connection_that_it_cannot_serve() {
         echo(&mut guest, socket, "before");
         guest.close(socket).unwrap();
 
+        // It may have answered before the listener has closed what it was given.
+        wait_until("the command has ended", || !has_children(listener.id()));
         let pid = Pid::from_child(&listener);
         let fds = format!("/proc/{}/fd", listener.id());
         let free = (0_u64..).find(|fd| !Path::new(&fds).join(fd.to_string()).exists());
@@ -93,6 +95,15 @@ fn a_listener_goes_on_after_a_connection_that_it_cannot_serve() {
         assert!(done, "{errors}");
         assert!(errors.contains("cannot accept a connection"), "{errors}");
     });
+}
+
+/// Whether a process has others that it started, or that have ended and of which it hasn't heard.
+fn has_children(pid: u32) -> bool {
+    let parent = format!("PPid:\t{pid}");
+    fs::read_dir("/proc").unwrap().flatten().any(|entry| {
+        let status = fs::read_to_string(entry.path().join("status"));
+        status.is_ok_and(|status| status.lines().any(|line| line == parent))
+    })
 }
 
 #[test]
