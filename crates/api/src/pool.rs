@@ -362,6 +362,10 @@ pub struct ChangePool {
     pub data_path: Option<DataPath>,
     /// What guests may reach by vsock: at once for all leases that have no such policy of their own.
     pub vsock: Option<VsockPolicy>,
+    /// Who may use the pool from now on: all rules. Only root may say. Leases that are there stay.
+    pub access: Option<Vec<AccessRule>>,
+    /// Seconds that a clone address rests that is released from now on.
+    pub quarantine_seconds: Option<u32>,
 }
 
 impl Default for TapSpec {

@@ -10,7 +10,7 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use sandwire_api::{
     attach::{DeviceChoice, ParentSpec},
     name::Name,
-    pool::{AddressPlan, PolicySpec, PoolSpec},
+    pool::{AccessRule, AddressPlan, PolicySpec, PoolSpec},
     slot::{DataPath, MacAddress, Nic, NicIpv4, NicIpv6, SlotKind},
     vsock::{VsockKind, VsockPolicy},
 };
@@ -192,6 +192,15 @@ impl Plan {
     pub fn with_vsock(&self, policy: Option<VsockPolicy>) -> Self {
         let mut changed = self.clone();
         changed.spec.vsock = policy;
+        changed
+    }
+
+    /// The same pool with others who may use it, and another rest of its addresses.
+    #[must_use]
+    pub fn with_use(&self, access: Vec<AccessRule>, quarantine_seconds: u32) -> Self {
+        let mut changed = self.clone();
+        changed.spec.access = access;
+        changed.spec.quarantine_seconds = quarantine_seconds;
         changed
     }
 

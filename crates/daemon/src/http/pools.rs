@@ -89,8 +89,8 @@ async fn show(
     }
 }
 
-/// Changes a pool: its size, its policy, its data path. What is absent stays as it is. The parts are done one by
-/// one: data path, policy (towards `nft`: policy, data path), vsock, size; the first that fails ends it.
+/// Changes a pool: its size, its policies, its data path, who may use it. What is absent stays as it is. The parts are done one by
+/// one: data path, policy (towards `nft`: policy, data path), vsock, access and rest, size; the first that fails ends it.
 #[utoipa::path(
     patch,
     path = "/v1/pools/{pool}",
@@ -110,7 +110,8 @@ async fn change(
     if change == ChangePool::default() {
         return Err(Failure::new(
             ErrorCode::InvalidRequest,
-            "body: nothing to change: give size, policy, vsock or data_path",
+            "body: nothing to change: give size, policy, vsock, data_path, access or \
+             quarantine_seconds",
         ));
     }
     let pool = blocking(move || Ok(apply(&app.slots, caller, &name, change)?)).await?;
@@ -138,6 +139,9 @@ fn apply(
     }
     if let Some(policy) = change.vsock {
         slots.set_pool_vsock(caller, name, policy)?;
+    }
+    if change.access.is_some() || change.quarantine_seconds.is_some() {
+        slots.set_pool_use(caller, name, change.access, change.quarantine_seconds)?;
     }
     if let Some(size) = change.size {
         slots.resize_pool_by(caller, name, size)?;

@@ -1,13 +1,16 @@
 //! Who may do what, by the credentials of the caller's socket.
 
-use std::num::NonZeroU32;
+use std::{
+    num::NonZeroU32,
+    sync::{Arc, PoisonError},
+};
 
 use sandwire_api::{
     name::Name,
-    pool::{AccessRule, AccessVerb, PoolSpec},
+    pool::{AccessRule, AccessVerb, Pool as ApiPool, PoolSpec},
 };
 
-use super::{PoolEntry, State};
+use super::{PoolEntry, Slots, State};
 use crate::{error::ServiceError, lease::LeaseKey};
 
 /// Who asks.
@@ -80,6 +83,51 @@ impl Caller {
             operation,
             object: format!("pool '{}'", spec.name),
         })
+    }
+}
+
+impl Slots {
+    /// Changes who may use a pool, which is root's to say, and how long its released addresses rest; what is absent stays.
+    /// Both count from now on: leases, published ports and rests that are there stay as they are.
+    ///
+    /// # Errors
+    /// Nothing changed.
+    pub fn set_pool_use(
+        &self,
+        caller: Caller,
+        name: &Name,
+        access: Option<Vec<AccessRule>>,
+        quarantine_seconds: Option<u32>,
+    ) -> Result<ApiPool, ServiceError> {
+        let shared = &self.shared;
+        let _gate = shared
+            .pools_gate
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let mut state = shared.lock();
+        let entry = state.managed_pool(caller, name)?;
+        if access.is_some() && !caller.privileged {
+            return Err(ServiceError::Forbidden {
+                uid: caller.uid,
+                operation: "change who may use",
+                object: format!("pool '{name}'"),
+            });
+        }
+        let mut spec = entry.current_spec();
+        spec.access = access.unwrap_or(spec.access);
+        spec.quarantine_seconds = quarantine_seconds.unwrap_or(spec.quarantine_seconds);
+        let plan = entry
+            .plan
+            .with_use(spec.access.clone(), spec.quarantine_seconds);
+        if let Err(error) = state.journal.put_pool(&spec) {
+            state.journal_failed();
+            return Err(error.into());
+        }
+        let entry = state.pool_mut(name)?;
+        entry.plan = Arc::new(plan);
+        let view = entry.view();
+        drop(state);
+        Ok(view.to_api())
     }
 }
 

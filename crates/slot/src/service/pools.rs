@@ -132,8 +132,8 @@ impl Slots {
         self.delete_pool(&spec.name).map_err(|error| match error {
             ServiceError::Conflict { reason, .. } => {
                 let reason = format!(
-                    "it exists with other settings, and {reason}; until then only its size, policy, data path \
-                     and vsock can change"
+                    "it exists with other settings, and {reason}; until then only its size, policy, data path, vsock, \
+                     access and quarantine_seconds can change"
                 );
                 conflict("change", spec, reason)
             }
@@ -164,7 +164,7 @@ impl Slots {
         })
     }
 
-    /// Changes policy, data path and size under leases. Only eBPF has policies that change live, so that
+    /// Changes policy, data path, size, and who may use it, under leases. Only eBPF has policies that change live, so that
     /// a pool is there when its policy does.
     fn change_live(&self, current: &PoolSpec, spec: &PoolSpec) -> Result<ApiPool, ServiceError> {
         let name = &spec.name;
@@ -176,6 +176,10 @@ impl Slots {
                 self.move_pool(name, spec.data_path)?;
             }
             self.set_pool_policy(Caller::DAEMON, name, spec.policy.clone())?;
+        }
+        let (access, quarantine) = (&spec.access, spec.quarantine_seconds);
+        if (&current.access, current.quarantine_seconds) != (access, quarantine) {
+            self.set_pool_use(Caller::DAEMON, name, Some(access.clone()), Some(quarantine))?;
         }
         if current.vsock != spec.vsock {
             self.set_pool_vsock(Caller::DAEMON, name, spec.vsock.clone().unwrap_or_default())?;
@@ -546,7 +550,7 @@ impl PoolEntry {
         self.trim();
     }
 
-    fn view(&self) -> PoolView {
+    pub(super) fn view(&self) -> PoolView {
         let error = self.not_added.as_deref().or(self.pool.last_error());
         PoolView {
             plan: Arc::clone(&self.plan),
@@ -566,13 +570,15 @@ fn differs_in_size_at_most(current: &PoolSpec, spec: &PoolSpec) -> bool {
     resized == *spec
 }
 
-/// Whether settings differ in nothing that slots are built by: policies, data path and size.
+/// Whether settings differ in nothing that slots are built by: policies, data path, size, who may use it, rests.
 fn can_change_live(current: &PoolSpec, spec: &PoolSpec) -> bool {
     let with_those = PoolSpec {
         size: spec.size,
         policy: spec.policy.clone(),
         data_path: spec.data_path,
         vsock: spec.vsock.clone(),
+        access: spec.access.clone(),
+        quarantine_seconds: spec.quarantine_seconds,
         ..current.clone()
     };
     let is_on_nft = |spec: &PoolSpec| spec.data_path == DataPath::Nft;

@@ -30,6 +30,10 @@ pub(crate) struct Arguments {
     #[arg(long, value_parser = words::<DataPath>(&["nft", "ebpf"]))]
     data_path: Option<DataPath>,
 
+    /// Seconds that a clone address rests that is released from now on.
+    #[arg(long, value_name = "SECONDS")]
+    quarantine: Option<u32>,
+
     /// Wait until the pool is full.
     #[arg(long)]
     wait: bool,
@@ -67,6 +71,8 @@ pub(super) fn run(context: &Context, arguments: Arguments) -> Outcome {
         policy,
         data_path: arguments.data_path,
         vsock,
+        access: None,
+        quarantine_seconds: arguments.quarantine,
     };
     if change == ChangePool::default() {
         return Err(Failure::refused(format!(

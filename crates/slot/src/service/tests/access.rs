@@ -218,3 +218,31 @@ fn pools_are_changed_and_deleted_by_who_manages_them_alone() {
         attempt.unwrap();
     }
 }
+
+#[test]
+fn who_may_use_a_pool_changes_under_its_leases() {
+    let (_host, slots) = open_pool();
+    let web = name("web");
+    slots.acquire(ALICE, &request_of("web:a")).unwrap();
+    let mut spec = slots.pool_spec(&web).unwrap();
+    let before = spec.access.clone();
+    spec.access.retain(|rule| !rule.uids.contains(&ALICE.uid));
+    assert_ne!(spec.access, before);
+    spec.quarantine_seconds += 60;
+    // As by a reload.
+    slots.ensure_pool(&spec).unwrap();
+    assert_eq!(slots.pool_spec(&web).unwrap(), spec);
+    let refused = slots.acquire(ALICE, &request_of("web:b"));
+    assert_eq!(code(refused), ErrorCode::Forbidden);
+    assert_eq!(slots.leases(ALICE).len(), 1);
+    slots.release(ALICE, None, &name("a")).unwrap();
+    let by = |caller, access| slots.set_pool_use(caller, &web, access, None).map(drop);
+    let manager = Caller { uid: 2000, ..ALICE };
+    by(manager, None).unwrap();
+    for caller in [manager, ALICE] {
+        let refused = by(caller, Some(before.clone()));
+        assert_eq!(code(refused), ErrorCode::Forbidden);
+    }
+    by(ROOT, Some(before)).unwrap();
+    slots.acquire(ALICE, &request_of("web:b")).unwrap();
+}
