@@ -348,7 +348,14 @@ for as_kind in (None, 0x800, 0x806, 0x86dd, 0x3):
             except OSError: pass
             s.close()
             sent += 1
-print(sent)
+# A later fragment that the kernel is to cut into more (UFO), of which it would make a first one.
+s = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
+s.bind(("eth0", 0x800))
+s.setsockopt(263, 15, 1) # SOL_PACKET, PACKET_VNET_HDR
+cut = struct.pack("=BBHHHH", 1, 3, 42, 1000, 34, 6)
+try: s.send(cut + b"\x02\xaa\xaa\xaa\xaa\xff" + own + b"\x08\0" + ipv4(own4, body=udp() + b"\0" * 2000, fragment=100))
+except OSError: pass
+print(sent + 1)
 "#;
 
 #[test]
