@@ -122,6 +122,10 @@ impl FakeGuest {
     ///
     /// # Errors
     /// If none comes in time.
+    ///
+    /// # Panics
+    /// If one comes from another address or port than was called: a real guest's connected socket would never
+    /// get it, and who expects no answer must hear of one that came all the same.
     pub fn exchange_udp(
         &self,
         target: SocketAddr,
@@ -129,7 +133,10 @@ impl FakeGuest {
         patience: Duration,
     ) -> Result<Vec<u8>> {
         let payload = payload.to_vec();
-        self.call(move |stack| stack.exchange_udp(target, &payload, patience))
+        let (answer, from) =
+            self.call(move |stack| stack.exchange_udp(target, &payload, patience))?;
+        assert_eq!(from, target, "who answers isn't who was called");
+        Ok(answer)
     }
 
     /// Connects, sends everything, closes its side, and returns what came until the other side closed.

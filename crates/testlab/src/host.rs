@@ -8,16 +8,20 @@
 //! Beyond knows no route but to the uplink's own networks, so a packet that left the host with a clone
 //! or guest address as its source is never answered: what is answered was masqueraded.
 
+mod udp;
+
 use std::{
     fs,
     io::{Read, Write},
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream},
     path::PathBuf,
     thread,
     time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result};
+
+pub use udp::serve_udp;
 
 use crate::{command, namespace::Namespace};
 
@@ -183,26 +187,6 @@ pub fn serve_tcp(port: u16, answer: fn(TcpStream) -> std::io::Result<()>) -> Res
     Ok(())
 }
 
-/// Receives on a UDP port of all addresses of the calling thread's namespace, IPv4 and IPv6, and
-/// answers each packet until the process ends.
-///
-/// # Errors
-/// If the port can't be had.
-pub fn serve_udp(port: u16, answer: fn(&[u8], SocketAddr) -> Vec<u8>) -> Result<()> {
-    let socket =
-        UdpSocket::bind((wildcard(), port)).with_context(|| format!("receive on {port}"))?;
-    thread::spawn(move || {
-        let mut packet = vec![0; 64 * 1024];
-        // ICMP errors for earlier answers come back as errors here; they end nothing.
-        loop {
-            if let Ok((length, caller)) = socket.recv_from(&mut packet) {
-                let _ = socket.send_to(&answer(&packet[..length], caller), caller);
-            }
-        }
-    });
-    Ok(())
-}
-
 /// Waits until a TCP server accepts connections.
 ///
 /// # Errors
@@ -259,6 +243,8 @@ fn caller_text(caller: SocketAddr) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::net::UdpSocket;
+
     use super::*;
     use crate::{http, lab};
 
@@ -278,7 +264,8 @@ mod tests {
                 socket.set_read_timeout(Some(second)).unwrap();
                 socket.send_to(b"?", (server, WHO_AM_I_PORT)).unwrap();
                 let mut packet = [0; 100];
-                let (length, _) = socket.recv_from(&mut packet).unwrap();
+                let (length, from) = socket.recv_from(&mut packet).unwrap();
+                assert_eq!(from, SocketAddr::new(server, WHO_AM_I_PORT));
                 let own = socket.local_addr().unwrap().to_string();
                 assert_eq!(packet[..length], *own.as_bytes());
             }

@@ -215,12 +215,13 @@ impl Stack {
         bail!("no answer to a ping of {target} within {patience:?}")
     }
 
+    /// The first answer, and who sent it.
     pub(super) fn exchange_udp(
         &mut self,
         target: SocketAddr,
         payload: &[u8],
         patience: Duration,
-    ) -> Result<Vec<u8>> {
+    ) -> Result<(Vec<u8>, SocketAddr)> {
         let port = self.take_port();
         let mut socket = udp_socket();
         socket.bind(port).context("bind a UDP port")?;
@@ -236,7 +237,11 @@ impl Stack {
         while answer.is_none() && started.elapsed() < patience {
             self.turn()?;
             let socket = self.sockets.get_mut::<udp::Socket>(handle);
-            answer = socket.recv().ok().map(|(bytes, _)| bytes.to_vec());
+            let received = socket.recv().ok();
+            answer = received.map(|(bytes, about)| {
+                let from = SocketAddr::new(about.endpoint.addr.into(), about.endpoint.port);
+                (bytes.to_vec(), from)
+            });
         }
         self.sockets.remove(handle);
         answer.with_context(|| format!("no UDP answer from {target} within {patience:?}"))

@@ -63,6 +63,26 @@ fn a_fake_guest_calls_out() {
 
 #[test]
 #[ignore = "needs root: cargo xtask test netns"]
+fn an_answer_from_another_address_is_none() {
+    lab::run(|lab| {
+        let guest = guest_on_a_tap(lab);
+        lab.run("ip address add 192.168.241.3/29 dev vmtap0");
+        let [called, other] = ["192.168.241.1:9", "192.168.241.3:9"]
+            .map(|address| std::net::UdpSocket::bind(address).unwrap());
+        let target = called.local_addr().unwrap();
+        std::thread::spawn(move || {
+            let (_, caller) = called.recv_from(&mut [0; 16]).unwrap();
+            other.send_to(b"it was me", caller).unwrap();
+        });
+        let ask = || guest.exchange_udp(target, b"?", 10 * SECOND);
+        let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(ask)).unwrap_err();
+        let said = panic.downcast::<String>().unwrap();
+        assert!(said.contains("who answers isn't who was called"), "{said}");
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
 fn a_forged_frame_arrives_as_it_was_made() {
     lab::run(|lab| {
         let guest = guest_on_a_tap(lab);
