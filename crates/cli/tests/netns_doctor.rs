@@ -4,7 +4,10 @@
 
 use std::process::{Command, Output};
 
-use sandwire_testlab::{lab, sandwire};
+use sandwire_testlab::{
+    lab,
+    sandwire::{self, Daemon},
+};
 use serde_json::{Value, json};
 
 /// The doctor as root of a container that was given no more than these.
@@ -46,11 +49,47 @@ fn root_without_the_rights_to_make_a_slot_is_told_that_nothing_works() {
     });
 }
 
+/// What it tells where the daemon's configuration is this.
+fn of_configuration(text: &str) -> Value {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("mine.toml");
+    std::fs::write(&path, text).unwrap();
+    let output = doctor("+all", &["--json", "--config", path.to_str().unwrap()]);
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+const TABLE_OF_ITS_OWN: &str = r#"
+[[pool]]
+name = "web"
+guest.ipv6 = ""
+addresses = { plan = "prefix", ipv4 = "10.64.0.0/16" }
+policy = { route_table = 1000 }
+"#;
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_configuration_that_is_wrong_is_told_where() {
+    lab::run(|_| {
+        let report = of_configuration("audit_secs = 3");
+        let warning = &report["warnings"][0];
+        assert_eq!(warning["subject"], "configuration");
+        let problem = warning["problem"].as_str().unwrap();
+        assert!(
+            problem.contains("mine.toml:1:1: unknown field `audit_secs`"),
+            "{problem}"
+        );
+    });
+}
+
 #[test]
 #[ignore = "needs root: cargo xtask test netns"]
 fn every_uplink_is_judged_by_its_own_settings_and_rules() {
     lab::run(|lab| {
-        for (name, address) in [("up0", "192.0.2"), ("up1", "198.51.100")] {
+        for (name, address) in [
+            ("up0", "192.0.2"),
+            ("up1", "198.51.100"),
+            ("up2", "203.0.113"),
+        ] {
             lab.run(&format!("ip link add {name} type bridge"));
             lab.run(&format!("ip link set {name} up"));
             lab.run(&format!("ip addr add {address}.2/24 dev {name}"));
@@ -59,14 +98,15 @@ fn every_uplink_is_judged_by_its_own_settings_and_rules() {
             "ip route add default nexthop via 192.0.2.1 dev up0 nexthop via 198.51.100.1 dev up1",
         );
         lab.run("ip -6 route add default via fe80::1 dev up1 proto ra");
+        // Only sandboxes of a pool with that table leave by this one.
+        lab.run("ip route add default via 203.0.113.1 dev up2 table 1000");
         lab.run("sysctl -qw net.ipv4.ip_forward=1 net.ipv4.conf.up1.forwarding=0");
         lab.run("sysctl -qw net.ipv6.conf.all.forwarding=1 net.ipv6.conf.up1.accept_ra=1");
         lab.run("sysctl -qw net.ipv4.conf.all.rp_filter=0 net.ipv4.conf.up0.rp_filter=0");
         lab.run("sysctl -qw net.ipv4.conf.up1.rp_filter=1");
         lab.run("iptables -A FORWARD -i up0 -j ACCEPT");
         lab.run("iptables -A FORWARD -j REJECT");
-        let output = doctor("+all", &["--json"]);
-        let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let report = of_configuration(TABLE_OF_ITS_OWN);
         let warned: Vec<&str> = report["warnings"]
             .as_array()
             .unwrap()
@@ -89,15 +129,39 @@ fn every_uplink_is_judged_by_its_own_settings_and_rules() {
             .iter()
             .map(|obstacle| (obstacle["problem"].as_str().unwrap(), &obstacle["uplinks"]))
             .collect();
-        let (both, second) = (json!(["up0", "up1"]), json!(["up1"]));
+        let (all, but_first) = (json!(["up0", "up1", "up2"]), json!(["up1", "up2"]));
         let expected = [
-            ("from sandboxes to the uplink", &both),
-            ("from the uplink to sandboxes", &second),
+            ("from sandboxes to the uplink", &all),
+            ("from the uplink to sandboxes", &but_first),
         ];
         assert_eq!(blocked.len(), expected.len(), "{blocked:#?}");
         for ((problem, uplinks), (direction, of)) in blocked.into_iter().zip(expected) {
             assert!(problem.contains(direction), "{problem}");
             assert_eq!(uplinks, of, "{problem}");
         }
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn an_uplink_of_a_table_is_judged_once_a_pool_of_the_daemon_has_that_table() {
+    lab::run(|lab| {
+        lab.run("ip link add up2 type bridge");
+        lab.run("ip link set up2 up");
+        lab.run("ip addr add 203.0.113.2/24 dev up2");
+        lab.run("ip route add default via 203.0.113.1 dev up2 table 1000");
+        lab.run("iptables -A FORWARD -j REJECT");
+        let folder = lab.folder().join("daemon");
+        std::fs::create_dir(&folder).unwrap();
+        let executable = sandwire::executable().unwrap();
+        let daemon = Daemon::start(&executable, &folder, "instance = \"lab\"\n").unwrap();
+        let uplinks = || daemon.json("doctor").unwrap()["firewall"][0]["uplinks"].clone();
+        assert_eq!(uplinks(), json!([]));
+        let pool = json!({
+            "name": "web", "kind": "host", "data_path": "ebpf", "size": 1, "guest": {"ipv6": ""},
+            "addresses": {"plan": "prefix", "ipv4": "10.64.0.0/24"}, "policy": {"route_table": 1000},
+        });
+        daemon.create_pool(&pool).unwrap();
+        assert_eq!(uplinks(), json!(["up2"]));
     });
 }

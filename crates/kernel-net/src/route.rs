@@ -1,4 +1,4 @@
-//! Routes of the main table. They need [`crate::interface::REQUIRED_CAPABILITIES`].
+//! Routes: of the main table, and what others have. They need [`crate::interface::REQUIRED_CAPABILITIES`].
 
 mod learned;
 
@@ -212,6 +212,14 @@ pub struct Listed {
 /// # Errors
 /// The kernel refuses.
 pub fn list(socket: &mut Socket) -> Result<Vec<Listed>, Error> {
+    list_table(socket, u32::from(libc::RT_TABLE_MAIN))
+}
+
+/// As [`list`], of a table by its number. One that has no routes is one that there isn't.
+///
+/// # Errors
+/// The kernel refuses.
+pub fn list_table(socket: &mut Socket, table: u32) -> Result<Vec<Listed>, Error> {
     let mut routes = Vec::new();
     for family in [libc::AF_INET, libc::AF_INET6] {
         let found = socket.query(
@@ -223,25 +231,28 @@ pub fn list(socket: &mut Socket) -> Result<Vec<Listed>, Error> {
                 header[0] = octet(family);
                 message.raw(&header);
             },
-            |reply| read(reply, family),
+            |reply| read(reply, family, table),
         )?;
         routes.extend(found.into_iter().flatten());
     }
     Ok(routes)
 }
 
-/// A route of the main table, by each of its next hops.
-fn read(reply: Reply<'_>, family: i32) -> Option<Vec<Listed>> {
-    let [its, prefix_len, _, _, table, protocol, _, route_type] = *reply.payload.first_chunk()?;
-    // Asked for a family that it doesn't know, the kernel lists those that it does.
-    if its != octet(family) || table != libc::RT_TABLE_MAIN {
-        return None;
-    }
+/// A route of this table, by each of its next hops.
+fn read(reply: Reply<'_>, family: i32, table: u32) -> Option<Vec<Listed>> {
+    let [its, prefix_len, _, _, low, protocol, _, route_type] = *reply.payload.first_chunk()?;
     let flags = reply.payload.get(8..12).and_then(attribute::u32_of)?;
-    if flags & RTM_F_CLONED != 0 {
+    let attributes = reply.attributes(12);
+    // The header has room for numbers up to 255 alone.
+    let number = attributes.find(libc::RTA_TABLE);
+    let number = number.and_then(attribute::u32_of);
+    // Asked for a family that it doesn't know, the kernel lists those that it does.
+    if its != octet(family)
+        || number.unwrap_or(u32::from(low)) != table
+        || flags & RTM_F_CLONED != 0
+    {
         return None;
     }
-    let attributes = reply.attributes(12);
     let unspecified = if family == libc::AF_INET {
         IpAddr::V4(Ipv4Addr::UNSPECIFIED)
     } else {

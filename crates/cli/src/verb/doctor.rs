@@ -14,7 +14,7 @@ mod report;
 mod uplinks;
 mod vmm;
 
-use std::process::ExitCode;
+use std::{path::PathBuf, process::ExitCode, time::Duration};
 
 use clap::{Args, ValueEnum};
 
@@ -26,6 +26,10 @@ use crate::{Context, failure::Outcome, output::wants_colour};
     after_help = "Exit status: 0 if sandwire can work here, 2 if something essential is missing."
 )]
 pub(crate) struct Arguments {
+    /// The daemon's configuration, whose uplinks and pools' routing tables are looked at, beside those of the pools of a
+    /// daemon that runs. Without this flag it is /etc/sandwire/sandwire.toml, which may be missing.
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
     /// Probe only this, in this process, and print what came of it.
     #[arg(long, hide = true, value_enum)]
     probe: Option<Probe>,
@@ -52,13 +56,18 @@ impl Probe {
     }
 }
 
+/// How long the daemon may take to tell its pools: it may be what is wrong.
+const DAEMON_PATIENCE: Duration = Duration::from_secs(2);
+
 pub(crate) fn run(context: &Context, arguments: &Arguments) -> Outcome {
     if let Some(probe) = arguments.probe {
         return context.output.answer(&probe::here(probe), |results| {
             serde_json::to_string(results).unwrap_or_default()
         });
     }
-    let report = report::examine();
+    // A daemon that isn't there has no pools but those of the configuration.
+    let pools = context.client().with_timeout(DAEMON_PATIENCE).pools();
+    let report = report::examine(arguments.config.as_deref(), &pools.unwrap_or_default());
     let colour = wants_colour();
     context
         .output

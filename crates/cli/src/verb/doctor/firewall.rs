@@ -116,7 +116,8 @@ struct Packet<'a> {
     output: End<'a>,
 }
 
-/// One of each direction. A host without uplinks may get one that no rule names.
+/// One of each direction, and last one from a slot to another, which leaves by no uplink. A host without uplinks may get one
+/// that no rule names.
 fn packets(uplinks: &[String]) -> Vec<(&str, Packet<'_>)> {
     let names: Vec<&str> = match uplinks {
         [] => vec![""],
@@ -131,7 +132,30 @@ fn packets(uplinks: &[String]) -> Vec<(&str, Packet<'_>)> {
         };
         [(name, out), (name, back)]
     };
-    names.into_iter().flat_map(both).collect()
+    let between = Packet {
+        input: End::Slot,
+        output: End::Slot,
+    };
+    let by_uplinks = names.into_iter().flat_map(both);
+    by_uplinks.chain([("", between)]).collect()
+}
+
+impl Packet<'_> {
+    fn is_between_slots(self) -> bool {
+        self.input == End::Slot && self.output == End::Slot
+    }
+}
+
+const BETWEEN_SLOTS: &str = "it drops what goes between sandboxes of `nft` pools, unless a rule before it accepts: this matters \
+    only to pools with clone_to_clone";
+
+/// What is to be let through a base chain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Reach<'a> {
+    /// Packets to these uplinks and from there, and between sandboxes.
+    Uplinks(&'a [String]),
+    /// Packets between sandboxes alone.
+    Slots,
 }
 
 /// All that may block. `uplinks` are the interfaces by which packets leave the host.
@@ -141,7 +165,7 @@ pub(super) fn obstacles(ruleset: &Ruleset, uplinks: &[String]) -> Vec<Obstacle> 
         let Some(hook) = base.hook.as_deref() else {
             continue;
         };
-        let mut of_base = Vec::new();
+        let mut of_base: Vec<Obstacle> = Vec::new();
         if hook == "forward" {
             for (uplink, packet) in packets(uplinks) {
                 let mut walk = Walk {
@@ -154,7 +178,16 @@ pub(super) fn obstacles(ruleset: &Ruleset, uplinks: &[String]) -> Vec<Obstacle> 
                 if fell_through && base.drops_by_policy {
                     drops.push(policy(base, hook));
                 }
-                for obstacle in drops {
+                let is_between = packet.is_between_slots();
+                for mut obstacle in drops {
+                    // What lets packets through to an uplink lets them through between sandboxes, too.
+                    let is_told = is_between && of_base.iter().any(|told| told.is_at(&obstacle));
+                    if is_told {
+                        continue;
+                    }
+                    if is_between {
+                        BETWEEN_SLOTS.clone_into(&mut obstacle.problem);
+                    }
                     add(&mut of_base, obstacle, uplink);
                 }
             }
@@ -164,7 +197,10 @@ pub(super) fn obstacles(ruleset: &Ruleset, uplinks: &[String]) -> Vec<Obstacle> 
             of_base.push(policy(base, hook));
         }
         for mut obstacle in of_base {
-            obstacle.advice = advice(ruleset, base, &obstacle.uplinks);
+            obstacle.advice = match obstacle.problem == BETWEEN_SLOTS {
+                true => advice(ruleset, base, Reach::Slots),
+                false => advice(ruleset, base, Reach::Uplinks(&obstacle.uplinks)),
+            };
             if !found.contains(&obstacle) {
                 found.push(obstacle);
             }
@@ -258,6 +294,13 @@ impl Walk<'_> {
     }
 }
 
+impl Obstacle {
+    /// Whether it is the same rule, or the same chain's policy.
+    fn is_at(&self, other: &Self) -> bool {
+        (&self.chain, self.rule) == (&other.chain, other.rule)
+    }
+}
+
 impl InterfaceMatch {
     fn holds(&self, end: End<'_>) -> bool {
         let named = self.names.iter().any(|pattern| match end {
@@ -341,16 +384,45 @@ fn policy(chain: &Chain, hook: &str) -> Obstacle {
     }
 }
 
-/// Its zone says what may come from an interface; what may go to one from others takes a policy between zones.
-const FIREWALLD: &str = "firewall-cmd --permanent --zone=trusted --add-interface=sw+ && \
-    firewall-cmd --permanent --new-policy=sandwire && \
-    firewall-cmd --permanent --policy=sandwire --add-ingress-zone=ANY && \
-    firewall-cmd --permanent --policy=sandwire --add-egress-zone=trusted && \
-    firewall-cmd --permanent --policy=sandwire --set-target=ACCEPT && firewall-cmd --reload";
+/// A zone of its own lets sandboxes reach each other as their pools say, and no service of the host's; policies let them reach
+/// the uplinks' zones, and be called from there. firewalld writes no rules of a policy for a zone without interfaces, as the
+/// default zone often is, so an uplink without one is put there.
+fn firewalld(uplinks: &[String]) -> String {
+    let set = |what: &str| format!("firewall-cmd --permanent {what}");
+    let mut commands = vec![
+        set("--new-zone=sandwire"),
+        set("--zone=sandwire --add-interface=sw+"),
+        set("--zone=sandwire --add-forward"),
+    ];
+    for (policy, own_side, other_side) in [
+        ("sandwire-out", "ingress", "egress"),
+        ("sandwire-in", "egress", "ingress"),
+    ] {
+        let of = |what: &str| set(&format!("--policy={policy} {what}"));
+        commands.extend([
+            set(&format!("--new-policy={policy}")),
+            of(&format!("--add-{own_side}-zone=sandwire")),
+            of("--set-target=ACCEPT"),
+        ]);
+        for uplink in uplinks {
+            let bind = set(&format!("--zone=$zone --change-interface={uplink}"));
+            commands.push(format!(
+                "{{ zone=$(firewall-cmd --get-zone-of-interface={uplink}) || \
+                 {{ zone=$(firewall-cmd --get-default-zone) && {bind}; }}; }}"
+            ));
+            commands.push(of(&format!("--add-{other_side}-zone=$zone")));
+        }
+        if uplinks.is_empty() {
+            commands.push(of(&format!("--add-{other_side}-zone=ANY")));
+        }
+    }
+    commands.push("firewall-cmd --reload".to_owned());
+    commands.join(" && ")
+}
 
 /// The commands by which the user can let slots' packets through a base chain. Those that are forwarded are let through to
 /// uplinks and from there alone: an interface of Docker's, say, leads to ports that nobody has published.
-fn advice(ruleset: &Ruleset, chain: &Chain, uplinks: &[String]) -> String {
+fn advice(ruleset: &Ruleset, chain: &Chain, reach: Reach<'_>) -> String {
     let Chain {
         family,
         table,
@@ -358,52 +430,19 @@ fn advice(ruleset: &Ruleset, chain: &Chain, uplinks: &[String]) -> String {
         ..
     } = chain;
     if chain.table == "firewalld" {
-        return FIREWALLD.to_owned();
+        return match reach {
+            Reach::Uplinks(uplinks) => firewalld(uplinks),
+            Reach::Slots => {
+                "firewall-cmd --permanent --zone=\"$(firewall-cmd --get-zone-of-interface=sw+)\" \
+                             --add-forward && firewall-cmd --reload"
+                    .to_owned()
+            }
+        };
+    }
+    if chain.is_of_iptables() {
+        return iptables(ruleset, chain, reach);
     }
     let hook = chain.hook.as_deref().unwrap_or_default();
-    if chain.is_of_iptables() {
-        let command = match (family.as_str(), chain.program) {
-            ("ip6", Program::Nft) => "ip6tables",
-            ("ip6", Program::IptablesLegacy) => "ip6tables-legacy",
-            (_, Program::Nft) => "iptables",
-            (_, Program::IptablesLegacy) => "iptables-legacy",
-        };
-        // Docker keeps this chain for its users and never clears it.
-        let target = if hook == "forward" && ruleset.has_beside(chain, "DOCKER-USER") {
-            "DOCKER-USER"
-        } else {
-            name
-        };
-        let table = if table == "filter" {
-            String::new()
-        } else {
-            format!("-t {table} ")
-        };
-        let accept = |input: &str, output: &str| {
-            let side = |flag: &str, name: &str| match name {
-                "" => String::new(),
-                name => format!("{flag} {name} "),
-            };
-            format!(
-                "{command} {table}-I {target} {}{}-j ACCEPT",
-                side("-i", input),
-                side("-o", output)
-            )
-        };
-        let mut advice = ways(hook, "sw+", uplinks, accept);
-        if ruleset.has_beside(chain, "ufw-before-forward") && hook == "forward" {
-            let file = if family == "ip6" {
-                "before6.rules"
-            } else {
-                "before.rules"
-            };
-            advice.push_str(&format!(
-                "; to keep it over a restart of ufw, add the same rules with '-A ufw{}-before-forward' to /etc/ufw/{file}",
-                if family == "ip6" { "6" } else { "" }
-            ));
-        }
-        return advice;
-    }
     let accept = |input: &str, output: &str| {
         let side = |key: &str, name: &str| match name {
             "" => String::new(),
@@ -415,7 +454,59 @@ fn advice(ruleset: &Ruleset, chain: &Chain, uplinks: &[String]) -> String {
             side("oifname", output)
         )
     };
-    ways(hook, "sw*", uplinks, accept)
+    ways(hook, "sw*", reach, accept)
+}
+
+/// [`advice`] for a chain that the iptables command owns.
+fn iptables(ruleset: &Ruleset, chain: &Chain, reach: Reach<'_>) -> String {
+    let Chain {
+        family,
+        table,
+        name,
+        ..
+    } = chain;
+    let hook = chain.hook.as_deref().unwrap_or_default();
+    let command = match (family.as_str(), chain.program) {
+        ("ip6", Program::Nft) => "ip6tables",
+        ("ip6", Program::IptablesLegacy) => "ip6tables-legacy",
+        (_, Program::Nft) => "iptables",
+        (_, Program::IptablesLegacy) => "iptables-legacy",
+    };
+    // Docker keeps this chain for its users and never clears it.
+    let target = if hook == "forward" && ruleset.has_beside(chain, "DOCKER-USER") {
+        "DOCKER-USER"
+    } else {
+        name
+    };
+    let table = if table == "filter" {
+        String::new()
+    } else {
+        format!("-t {table} ")
+    };
+    let accept = |input: &str, output: &str| {
+        let side = |flag: &str, name: &str| match name {
+            "" => String::new(),
+            name => format!("{flag} {name} "),
+        };
+        format!(
+            "{command} {table}-I {target} {}{}-j ACCEPT",
+            side("-i", input),
+            side("-o", output)
+        )
+    };
+    let mut advice = ways(hook, "sw+", reach, accept);
+    if ruleset.has_beside(chain, "ufw-before-forward") && hook == "forward" {
+        let file = if family == "ip6" {
+            "before6.rules"
+        } else {
+            "before.rules"
+        };
+        advice.push_str(&format!(
+            "; to keep it over a restart of ufw, add the same rules with '-A ufw{}-before-forward' to /etc/ufw/{file}",
+            if family == "ip6" { "6" } else { "" }
+        ));
+    }
+    advice
 }
 
 /// The commands for all ways that packets of slots' interfaces take through a hook: `accept` has that for one, from an
@@ -423,21 +514,24 @@ fn advice(ruleset: &Ruleset, chain: &Chain, uplinks: &[String]) -> String {
 fn ways(
     hook: &str,
     slots: &str,
-    uplinks: &[String],
+    reach: Reach<'_>,
     accept: impl Fn(&str, &str) -> String,
 ) -> String {
-    let mut commands = match hook {
-        "input" | "prerouting" => vec![accept(slots, "")],
-        "output" | "postrouting" => vec![accept("", slots)],
-        _ if uplinks.is_empty() => vec![accept(slots, ""), accept("", slots)],
+    let commands = match (hook, reach) {
+        ("input" | "prerouting", _) => vec![accept(slots, "")],
+        ("output" | "postrouting", _) => vec![accept("", slots)],
+        (_, Reach::Uplinks([])) => vec![accept(slots, ""), accept("", slots)],
         // Which sandboxes may reach each other their pools say.
-        _ => vec![accept(slots, slots)],
-    };
-    if hook == "forward" {
-        for uplink in uplinks {
-            commands.extend([accept(slots, uplink), accept(uplink, slots)]);
+        (_, Reach::Slots) => vec![accept(slots, slots)],
+        (_, Reach::Uplinks(uplinks)) => {
+            let both = |uplink: &String| [accept(slots, uplink), accept(uplink, slots)];
+            let by_uplinks = uplinks.iter().flat_map(both);
+            [accept(slots, slots)]
+                .into_iter()
+                .chain(by_uplinks)
+                .collect()
         }
-    }
+    };
     commands.join(" && ")
 }
 

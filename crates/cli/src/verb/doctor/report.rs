@@ -5,9 +5,12 @@ mod text;
 use std::{
     collections::BTreeMap,
     fs,
+    path::Path,
     process::{Command, Stdio},
 };
 
+use sandwire_api::pool::Pool;
+use sandwire_daemon::config::{Config, ConfigError};
 use serde::Serialize;
 
 use super::{
@@ -243,19 +246,25 @@ const FEATURES: &[(&str, &str, &str, &str)] = &[
     ),
 ];
 
-/// Looks at everything.
-pub(super) fn examine() -> Report {
+/// Looks at everything. `config` is the daemon's configuration, if not that of the usual place, and `pools` are those of a daemon that
+/// runs.
+pub(super) fn examine(config: Option<&Path>, pools: &[Pool]) -> Report {
+    let (config, unusable) = match Config::load(config) {
+        Ok(config) => (Some(config), None),
+        Err(error) => (None, Some(unusable_configuration(&error))),
+    };
     let features = probe::apart(Probe::Features);
     let mut findings: Vec<Finding> = FEATURES
         .iter()
         .map(|feature| feature_finding(feature, &features))
         .collect();
-    let uplinks = Uplinks::find();
+    let uplinks = Uplinks::find(config.as_ref(), pools);
     findings.extend(datapath::findings(&uplinks));
     findings.extend(device_findings());
     findings.extend(guest_findings());
     findings.extend(limit_findings());
-    let mut warnings = uplinks::own_warnings(&uplinks);
+    let mut warnings: Vec<Warning> = unusable.into_iter().collect();
+    warnings.extend(uplinks::own_warnings(&uplinks));
     warnings.extend(manager_warnings());
     let firewall = read_firewalls(&uplinks.all(), &mut warnings);
     Report {
@@ -267,6 +276,16 @@ pub(super) fn examine() -> Report {
         findings,
         warnings,
         firewall,
+    }
+}
+
+fn unusable_configuration(error: &ConfigError) -> Warning {
+    Warning {
+        subject: "configuration".to_owned(),
+        problem: error.to_string(),
+        advice: "the daemon doesn't start with it, and its uplinks and tables are not among what is told here: docs/configure.md \
+                 has all keys"
+            .to_owned(),
     }
 }
 

@@ -4,6 +4,7 @@
 
 use std::{collections::BTreeSet, fs};
 
+use sandwire_api::pool::{Pool, PoolSpec};
 use sandwire_daemon::config::Config;
 use sandwire_kernel_net::{
     interface::{self, InterfaceIndex},
@@ -20,6 +21,8 @@ pub(super) struct Uplinks {
     pub(super) configured: Option<Vec<String>>,
     /// Those that a default route leads out by, each of its next hops. All other packets leave by them.
     pub(super) of_default_routes: Vec<String>,
+    /// The same of the tables that pools have of their own.
+    of_tables: Vec<String>,
     /// Those whose IPv6 default route comes from a router's advertisement.
     advertised: Vec<String>,
     /// Whether there is an IPv6 default route at all.
@@ -29,27 +32,36 @@ pub(super) struct Uplinks {
 }
 
 impl Uplinks {
-    /// As they are now. What can't be read is left out; why not is told by those who need it.
-    pub(super) fn find() -> Self {
-        let mut found = Socket::route().map_or_else(
-            |_| Self::default(),
-            |mut socket| {
-                let routes = route::list(&mut socket).unwrap_or_default();
-                let interfaces = interface::list(&mut socket).unwrap_or_default();
-                Self::of(&routes, |index| {
-                    let found = interfaces.iter().find(|found| found.index == index)?;
-                    let leads_out = found.kind.as_deref() != Some("loopback") && found.name != "lo";
-                    leads_out.then(|| found.name.clone())
-                })
-            },
-        );
+    /// As they are now, where the configuration and a daemon's pools are these. What can't be read is left out; why not is told by
+    /// those who need it.
+    pub(super) fn find(config: Option<&Config>, pools: &[Pool]) -> Self {
+        let configured = config.into_iter().flat_map(|config| &config.pools);
+        let tables = tables(configured.chain(pools.iter().map(|pool| &pool.spec)));
+        let mut found = Socket::route()
+            .map_or_else(|_| Self::default(), |socket| Self::routed(socket, &tables));
         found.with_ipv6 =
             with_global_ipv6(&fs::read_to_string("/proc/net/if_inet6").unwrap_or_default());
-        // A configuration that is wrong is told by the daemon itself.
-        found.configured = Config::load(None)
-            .ok()
-            .and_then(|config| config.datapath.uplinks);
+        found.configured = config.and_then(|config| config.datapath.uplinks.clone());
         found
+    }
+
+    /// What routes say, those of the main table and of these.
+    fn routed(mut socket: Socket, tables: &BTreeSet<u32>) -> Self {
+        let interfaces = interface::list(&mut socket).unwrap_or_default();
+        let name = |index| {
+            let found = interfaces.iter().find(|found| found.index == index)?;
+            let leads_out = found.kind.as_deref() != Some("loopback") && found.name != "lo";
+            leads_out.then(|| found.name.clone())
+        };
+        let mut of_tables = BTreeSet::new();
+        for table in tables {
+            let routes = route::list_table(&mut socket, *table).unwrap_or_default();
+            of_tables.extend(Self::of(&routes, name).of_default_routes);
+        }
+        Self {
+            of_tables: of_tables.into_iter().collect(),
+            ..Self::of(&route::list(&mut socket).unwrap_or_default(), name)
+        }
     }
 
     /// Those of the default routes among these; `name` knows interfaces that lead out of the host.
@@ -80,7 +92,8 @@ impl Uplinks {
     /// All by which packets of some pool may leave.
     pub(super) fn all(&self) -> Vec<String> {
         let configured = self.configured.iter().flatten();
-        let all: BTreeSet<&String> = self.of_default_routes.iter().chain(configured).collect();
+        let of_routes = self.of_default_routes.iter().chain(&self.of_tables);
+        let all: BTreeSet<&String> = of_routes.chain(configured).collect();
         all.into_iter().cloned().collect()
     }
 
@@ -141,6 +154,11 @@ impl Uplinks {
         };
         Some(warning(&accept, problem.to_owned(), "2"))
     }
+}
+
+/// The tables that pools have of their own.
+fn tables<'a>(pools: impl Iterator<Item = &'a PoolSpec>) -> BTreeSet<u32> {
+    pools.filter_map(|pool| pool.policy.route_table).collect()
 }
 
 const IPV4_FORWARDING: &str = "net/ipv4/ip_forward";

@@ -130,7 +130,42 @@ fn what_the_advice_does_removes_the_obstacle() {
     let accept = |input, output| json!([interface("iifname", "==", input), interface("oifname", "==", output), counter(), { "accept": null }]);
     objects.insert(position, rule(user, 31, accept("sw*", "eth0")));
     objects.insert(position, rule(user, 30, accept("eth0", "sw*")));
+    let between = found(objects.clone());
+    assert_eq!(between.len(), 1, "{between:#?}");
+    objects.insert(position, rule(user, 32, accept("sw*", "sw*")));
     assert_eq!(found(objects), []);
+}
+
+#[test]
+fn what_blocks_sandboxes_from_each_other_alone_is_named_with_the_command_for_that() {
+    let forward = ("ip", "filter", "FORWARD");
+    let accept = |key, name| json!([interface(key, "==", name), counter(), { "accept": null }]);
+    let by_uplink = |policy, last: Value| {
+        found(vec![
+            base("ip", "filter", "FORWARD", "forward", policy),
+            rule(forward, 2, accept("iifname", "eth0")),
+            rule(forward, 3, accept("oifname", "eth0")),
+            rule(forward, 4, last),
+        ])
+    };
+    let reject = json!([counter(), { "reject": null }]);
+    for (policy, last, at) in [
+        ("drop", json!([counter()]), None),
+        ("accept", reject, Some(4)),
+    ] {
+        let found = by_uplink(policy, last);
+        assert_eq!(found.len(), 1, "{found:#?}");
+        let Obstacle {
+            rule,
+            problem,
+            uplinks,
+            advice,
+            ..
+        } = &found[0];
+        assert!(problem.contains("clone_to_clone"), "{problem}");
+        assert_eq!((*rule, uplinks.is_empty()), (at, true));
+        assert_eq!(advice, "iptables -I FORWARD -i sw+ -o sw+ -j ACCEPT");
+    }
 }
 
 #[test]
@@ -186,12 +221,19 @@ fn firewallds_final_reject_is_named_by_its_handle() {
     let rules: Vec<Option<u64>> = found.iter().map(|obstacle| obstacle.rule).collect();
     // Once for each direction.
     assert_eq!(rules, [Some(43), Some(43)]);
-    // Its zone lets out what sandboxes send, and only a policy in what is sent to them.
+    // A zone of their own opens no service of the host's, and policies lead to the uplink's zone and from there alone.
+    let advice = &found[0].advice;
     for part in [
-        "--zone=trusted --add-interface=sw+",
-        "--add-ingress-zone=ANY",
+        "--zone=sandwire --add-interface=sw+",
+        "--zone=sandwire --add-forward",
+        "zone=$(firewall-cmd --get-zone-of-interface=eth0)",
+        "--policy=sandwire-out --add-egress-zone=$zone",
+        "--policy=sandwire-in --add-ingress-zone=$zone",
     ] {
-        assert!(found[0].advice.contains(part), "{}", found[0].advice);
+        assert!(advice.contains(part), "{part} is missing in {advice}");
+    }
+    for part in ["trusted", "ANY"] {
+        assert!(!advice.contains(part), "{part} in {advice}");
     }
 }
 
@@ -233,6 +275,7 @@ fn each_uplink_is_judged_for_itself() {
         base("inet", "mine", "fwd", "forward", "drop"),
         rule(forward, 3, json!([interface("iifname", "==", "eth0"), { "accept": null }])),
         rule(forward, 4, json!([interface("oifname", "==", "eth0"), { "accept": null }])),
+        rule(forward, 5, json!([interface("iifname", "==", "sw*"), interface("oifname", "==", "sw*"), { "accept": null }])),
     ]});
     let ruleset = nft::parse(&objects.to_string()).unwrap();
     let of = |uplinks: &[&str]| {
