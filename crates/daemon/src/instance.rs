@@ -22,8 +22,8 @@ const FOLDER: &str = "/run/sandwire";
 /// Another daemon has the name.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "another daemon{} is instance '{instance}' of this host, and has all slots of that name: stop it, or set another \
-     `instance`", .pid.map(|pid| format!(" (process {pid})")).unwrap_or_default()
+    "another daemon{} is instance '{instance}' of this host, and has all slots of that name: stop it, or give \
+     this one an `instance` and a `state_dir` of its own", .pid.map(|pid| format!(" (process {pid})")).unwrap_or_default()
 )]
 pub struct InstanceError {
     /// The name.

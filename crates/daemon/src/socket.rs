@@ -18,7 +18,8 @@ use crate::config::SocketConfig;
 #[derive(Debug, thiserror::Error)]
 pub enum SocketError {
     /// Another process answers on the socket.
-    #[error("another daemon listens on {}: stop it, or set another `socket`", path.display())]
+    #[error("another daemon listens on {}: stop it, or give this one an `instance`, a `state_dir` and a `socket` (by default in \
+             `state_dir`) of its own", path.display())]
     InUse {
         /// The socket.
         path: PathBuf,

@@ -66,6 +66,17 @@ pub enum PlanError {
         /// Setting that it needs.
         absent: &'static str,
     },
+    /// Guests have a family's address, which is so by default, and there is no prefix for their clone addresses.
+    #[error(
+        "{guest} is set, as it is unless said otherwise, but {prefix} is not: set {prefix}, or {guest} = \"\" for guests \
+         without that family"
+    )]
+    NoPrefix {
+        /// Setting of the guests.
+        guest: &'static str,
+        /// Setting that it needs.
+        prefix: &'static str,
+    },
     /// Guests without any address.
     #[error("the guests have neither IPv4 nor IPv6: set guest.ipv4 or guest.ipv6")]
     NoAddresses,

@@ -12,6 +12,7 @@ use crate::{
     Context,
     failure::{Failure, Outcome},
     patient::Patient,
+    privilege,
 };
 
 #[derive(Debug, clap::Args)]
@@ -68,8 +69,8 @@ fn install(context: &Context, arguments: InstallArguments) -> Outcome {
         copy: arguments.copy,
         conflist: arguments.conflist,
     };
-    let installed =
-        sandwire_cni::install(&wanted).map_err(|error| Failure::failed(error.to_string()))?;
+    let installed = sandwire_cni::install(&wanted)
+        .map_err(|error| Failure::failed(privilege::advise(error.to_string(), &error)))?;
     let is_written = installed.placed != Placed::Kept;
     let document = json!({
         "plugin": installed.plugin,

@@ -220,12 +220,21 @@ fn check_families(spec: &PoolSpec) -> Result<(), PlanError> {
             "guest.ipv6",
         ),
     ] {
-        let (present, absent) = match (clone, guest) {
-            (true, false) => (clone_setting, guest_setting),
-            (false, true) => (guest_setting, clone_setting),
-            _ => continue,
-        };
-        return Err(PlanError::OneSided { present, absent });
+        match (clone, guest) {
+            (true, false) => {
+                return Err(PlanError::OneSided {
+                    present: clone_setting,
+                    absent: guest_setting,
+                });
+            }
+            (false, true) => {
+                return Err(PlanError::NoPrefix {
+                    guest: guest_setting,
+                    prefix: clone_setting,
+                });
+            }
+            _ => {}
+        }
     }
     let gateways = [
         (

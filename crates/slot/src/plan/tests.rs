@@ -401,7 +401,7 @@ fn settings_that_cannot_work_are_refused_by_name() {
         (
             r#"{"plan": "prefix", "ipv4": "10.64.0.0/16"}"#,
             "",
-            "guest.ipv6 is set but addresses.ipv6",
+            "guest.ipv6 is set, as it is unless said otherwise, but addresses.ipv6 is not: set addresses.ipv6, or guest.ipv6 = \"\"",
         ),
         (
             r#"{"plan": "prefix"}"#,

@@ -488,9 +488,10 @@ pub(super) fn unsupported_in_nft(plan: &Plan) -> ServiceError {
     ServiceError::Plan {
         pool: plan.spec.name.clone(),
         source: crate::error::PlanError::Unsupported {
-            setting: "policy",
-            value: "of a lease, or changed under leases,".to_owned(),
-            reason: "needs data_path = ebpf: move the pool there first",
+            setting: "data_path",
+            value: "nft".to_owned(),
+            reason: "has one policy for all of the pool, which doesn't change under leases: move it first, by `sandwire pool \
+                     set POOL --data-path ebpf`",
         },
     }
 }

@@ -9,7 +9,7 @@ use sandwire_impair_host::{
 };
 
 use super::service;
-use crate::failure::Failure;
+use crate::{failure::Failure, privilege};
 
 /// Which interface.
 #[derive(Clone, Debug, Args)]
@@ -100,7 +100,8 @@ pub(super) fn namespace_of(pid: Option<u32>, netns: Option<&Path>) -> Option<Pat
 
 fn only_interface(netns: &Path) -> Result<String, Failure> {
     let cannot = |error: sandwire_impair_host::Error| {
-        Failure::refused(format!("cannot find the interface: {error}"))
+        let message = format!("cannot find the interface: {error}");
+        Failure::refused(privilege::advise(message, &error))
     };
     let mut names = interfaces_of(netns).map_err(cannot)?;
     if names.len() == 1 {
