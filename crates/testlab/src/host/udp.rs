@@ -113,7 +113,12 @@ mod tests {
     use std::{net::IpAddr, time::Duration};
 
     use super::*;
-    use crate::lab;
+    use crate::{
+        host::{serve_tcp, wait_for_server},
+        lab,
+    };
+
+    const PATIENCE: Duration = Duration::from_secs(30);
 
     #[test]
     #[ignore = "needs root: cargo xtask test netns"]
@@ -121,6 +126,7 @@ mod tests {
         lab::run(|lab| {
             lab.run("ip address add 198.51.100.1/32 dev lo");
             lab.run("ip address add 2001:db8:2::1/128 dev lo nodad");
+            serve_tcp(7, |_| Ok(())).unwrap();
             serve_udp(7, |packet, _| packet.to_vec()).unwrap();
             for (caller, called) in [
                 ("127.0.0.1", "127.0.0.1"),
@@ -129,10 +135,10 @@ mod tests {
                 ("::1", "2001:db8:2::1"),
             ] {
                 let [caller, called]: [IpAddr; 2] = [caller, called].map(|ip| ip.parse().unwrap());
+                // The kernel adds an address's own route of IPv6 a moment later.
+                wait_for_server(SocketAddr::new(called, 7), PATIENCE).unwrap();
                 let socket = UdpSocket::bind((caller, 0)).unwrap();
-                socket
-                    .set_read_timeout(Some(Duration::from_secs(10)))
-                    .unwrap();
+                socket.set_read_timeout(Some(PATIENCE)).unwrap();
                 socket.send_to(b"abc", (called, 7)).unwrap();
                 let mut answer = [0; 16];
                 let (length, from) = socket.recv_from(&mut answer).unwrap();
