@@ -110,6 +110,17 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
 
 /// Puts the package together from this tree and executable; where it is.
 fn build(tree: &Path, executable: &Path, version: &str, output: &Path) -> Result<PathBuf> {
+    build_with(tree, executable, version, output, &[])
+}
+
+/// The same with more that `dpkg-deb` is told.
+fn build_with(
+    tree: &Path,
+    executable: &Path,
+    version: &str,
+    output: &Path,
+    more: &[&str],
+) -> Result<PathBuf> {
     let bytes =
         fs::read(executable).with_context(|| format!("reading {}", executable.display()))?;
     let architecture = architecture(&bytes)
@@ -138,7 +149,8 @@ fn build(tree: &Path, executable: &Path, version: &str, output: &Path) -> Result
     }
     let package = output.join(format!("sandwire_{version}_{architecture}.deb"));
     let (from, to) = (root.to_string_lossy(), package.to_string_lossy());
-    command::program("dpkg-deb", ["--root-owner-group", "--build", &from, &to])
+    let arguments = [more, &["--root-owner-group", "--build", &from, &to]].concat();
+    command::program("dpkg-deb", arguments)
         .output()
         .context("putting the package together")?;
     Ok(package)
@@ -320,5 +332,7 @@ fn copyright(tree: &Path) -> Result<String> {
     ))
 }
 
+#[cfg(test)]
+mod installed;
 #[cfg(test)]
 mod tests;

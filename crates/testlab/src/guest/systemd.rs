@@ -108,6 +108,14 @@ impl Image {
         Self::with("systemd-network-manager", &["network-manager", "dbus"])
     }
 
+    /// The same with dpkg, which knows of no package there, and what packages' scripts need.
+    ///
+    /// # Errors
+    /// As of [`Image::fetch`].
+    pub fn with_dpkg() -> Result<Self> {
+        Self::with("systemd-dpkg", DPKG)
+    }
+
     /// What is on a disk changes with its name: one that is there is not made again.
     fn with(name: &str, more: &[&str]) -> Result<Self> {
         let kernel = Kernel::fetch()?;
@@ -185,6 +193,18 @@ const PACKAGES: &[&str] = &[
     "nftables",
     "busybox-static",
     "usr-is-merged",
+];
+
+/// What is essential on a Debian host as far as dpkg, its helpers and scripts of packages use it.
+const DPKG: &[&str] = &[
+    "coreutils",
+    "dash",
+    "dpkg",
+    "init-system-helpers",
+    "libc-bin",
+    "perl-base",
+    "sed",
+    "tar",
 ];
 
 /// What systemd, a bridge, veths, TAPs and the product's nftables rules need of the kernel.
