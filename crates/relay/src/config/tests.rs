@@ -68,6 +68,14 @@ fn a_host_reads_as_written() {
     assert!(config.deliver.is_none());
 }
 
+/// What a host has displaced is with the peer a moment longer, beside what it made room for.
+#[test]
+fn a_peer_has_room_for_more_of_a_host_than_that_has_itself() {
+    let limits = parse(PEER).unwrap().limits;
+    assert!(limits.connections_per_host > limits.connections);
+    assert!(limits.flows_per_host > limits.flows);
+}
+
 #[test]
 fn all_is_taken_where_both_protocols_are_named_however_often() {
     for (protocols, takes_all) in [

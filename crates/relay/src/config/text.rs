@@ -199,7 +199,7 @@ impl Checker<'_> {
             connections_per_host: bounded(
                 "connections_per_host",
                 text.connections_per_host,
-                16_384,
+                32_768,
                 1,
                 million,
             )?,
