@@ -159,11 +159,12 @@ impl Identities {
         }
         let mut removal = Removal::new(leaving, watch);
         removal.deactivate(&mut open.maps);
-        let listening = removal.find_listening(&open.maps);
         removal.clear_maps(&mut open.maps);
         removal.each("programs", |cgroup, _| {
             programs::detach(&self.links_folder(cgroup))
         });
+        let listening = removal.find_listening(&open.maps);
+        removal.each("tally", |_, facts| open.maps.end_tally(facts.number));
         removal.take_off_addresses();
         removal.remove_own_cgroups();
         removal.forget_sockets(&self.maps_folder(), &listening);
@@ -261,7 +262,8 @@ impl<'a> Removal<'a> {
         self.each("deactivate", |cgroup, _| maps.clear_identity(cgroup));
     }
 
-    /// Numbers of those that have sockets which listen, or may have: most have none any more.
+    /// Numbers of those that have sockets which listen, or may have: most have none any more. Once their programs are gone none
+    /// comes to be counted.
     fn find_listening(&mut self, maps: &Maps) -> BTreeSet<u32> {
         let mut listening = BTreeSet::new();
         self.each("listening", |_, facts| {
@@ -289,7 +291,6 @@ impl<'a> Removal<'a> {
             let numbers: Vec<u32> = leaving.iter().map(|(_, facts)| facts.number).collect();
             maps.policies.remove(&numbers)
         });
-        self.each("tally", |_, facts| maps.end_tally(facts.number));
         self.all("dialers", |leaving| {
             let tcp_only = leaving.iter().filter(|(_, facts)| facts.tcp_only);
             maps.forget_dialers(&tcp_only.map(|(_, facts)| facts.number).collect())
