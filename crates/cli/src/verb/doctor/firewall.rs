@@ -389,8 +389,16 @@ fn policy(chain: &Chain, hook: &str) -> Obstacle {
 /// default zone often is, so an uplink without one is put there.
 fn firewalld(uplinks: &[String]) -> String {
     let set = |what: &str| format!("firewall-cmd --permanent {what}");
+    // What was made for another uplink is there.
+    let make = |kind: &str, kinds: &str, name: &str| {
+        let (list, new) = (
+            set(&format!("--get-{kinds}")),
+            set(&format!("--new-{kind}={name}")),
+        );
+        format!("{{ {list} | grep -qw {name} || {new}; }}")
+    };
     let mut commands = vec![
-        set("--new-zone=sandwire"),
+        make("zone", "zones", "sandwire"),
         set("--zone=sandwire --add-interface=sw+"),
         set("--zone=sandwire --add-forward"),
     ];
@@ -400,7 +408,7 @@ fn firewalld(uplinks: &[String]) -> String {
     ] {
         let of = |what: &str| set(&format!("--policy={policy} {what}"));
         commands.extend([
-            set(&format!("--new-policy={policy}")),
+            make("policy", "policies", policy),
             of(&format!("--add-{own_side}-zone=sandwire")),
             of("--set-target=ACCEPT"),
         ]);
@@ -433,8 +441,8 @@ fn advice(ruleset: &Ruleset, chain: &Chain, reach: Reach<'_>) -> String {
         return match reach {
             Reach::Uplinks(uplinks) => firewalld(uplinks),
             Reach::Slots => {
-                "firewall-cmd --permanent --zone=\"$(firewall-cmd --get-zone-of-interface=sw+)\" \
-                             --add-forward && firewall-cmd --reload"
+                "zone=$(firewall-cmd --get-zone-of-interface=sw+) && firewall-cmd --permanent --zone=$zone --add-forward && \
+                             firewall-cmd --reload"
                     .to_owned()
             }
         };

@@ -225,7 +225,9 @@ fn firewallds_final_reject_is_named_by_its_handle() {
     let advice = &found[0].advice;
     for part in [
         "--zone=sandwire --add-interface=sw+",
+        "--get-zones | grep -qw sandwire || firewall-cmd --permanent --new-zone=sandwire",
         "--zone=sandwire --add-forward",
+        "--get-policies | grep -qw sandwire-in ||",
         "zone=$(firewall-cmd --get-zone-of-interface=eth0)",
         "--policy=sandwire-out --add-egress-zone=$zone",
         "--policy=sandwire-in --add-ingress-zone=$zone",
