@@ -176,6 +176,18 @@ impl Plan {
         checks::check_policy_of(&self.spec, policy)
     }
 
+    /// Refuses, of a policy that has been checked for a pool, what this one can't have for what kind it is. Takes no time,
+    /// however long its lists are.
+    ///
+    /// # Errors
+    /// Names the field that can't work, and why.
+    pub fn check_policy_of_kind(&self, policy: &PolicySpec) -> Result<(), PlanError> {
+        match self.spec.device.is_child() {
+            true => container::check_policy_of_child(policy),
+            false => Ok(()),
+        }
+    }
+
     /// The same pool with another policy.
     ///
     /// # Errors
@@ -275,6 +287,13 @@ impl Plan {
         first_overlap(&ours, &theirs)
             .or_else(|| first_overlap(&ours, &other.guest_subnets()))
             .or_else(|| first_overlap(&self.guest_subnets(), &theirs))
+    }
+
+    /// The clone addresses of a slot, without the rest of its plan.
+    #[must_use]
+    pub fn clone_addresses(&self, number: SlotNumber) -> Vec<IpAddr> {
+        let nics = self.nics(number);
+        nics.iter().flat_map(NicPlan::clone_addresses).collect()
     }
 
     fn nics(&self, number: SlotNumber) -> Vec<NicPlan> {
@@ -420,11 +439,7 @@ impl SlotPlan {
 
     /// The addresses by which the world knows the sandbox, of all its interfaces.
     pub fn clone_addresses(&self) -> impl Iterator<Item = IpAddr> + '_ {
-        self.nics.iter().flat_map(|nic| {
-            let ipv4 = nic.ipv4.map(|ipv4| IpAddr::V4(ipv4.clone_address));
-            let ipv6 = nic.ipv6.map(|ipv6| IpAddr::V6(ipv6.clone_address));
-            ipv4.into_iter().chain(ipv6)
-        })
+        self.nics.iter().flat_map(NicPlan::clone_addresses)
     }
 
     /// The addresses that the guest believes it has, of all its interfaces.
@@ -469,6 +484,12 @@ pub struct NicPlan {
 }
 
 impl NicPlan {
+    fn clone_addresses(&self) -> impl Iterator<Item = IpAddr> + use<> {
+        let ipv4 = self.ipv4.map(|ipv4| IpAddr::V4(ipv4.clone_address));
+        let ipv6 = self.ipv6.map(|ipv6| IpAddr::V6(ipv6.clone_address));
+        ipv4.into_iter().chain(ipv6)
+    }
+
     fn to_api(&self, mtu: u32) -> Nic {
         Nic {
             tap: self.tap.clone(),

@@ -8,6 +8,7 @@ use std::{
     io::{self, IoSliceMut},
     mem::MaybeUninit,
     os::fd::{AsFd, OwnedFd},
+    time::Instant,
 };
 
 use hyper::{Method, StatusCode, body::Bytes};
@@ -30,9 +31,10 @@ impl Client {
         owner_uid: Option<u32>,
     ) -> Result<Vec<OwnedFd>, ClientError> {
         let call = Call::new(Method::GET, lease_path(name, "/taps", owner_uid));
-        let stream = self
-            .open_stream()
-            .await
+        let begun = Instant::now();
+        let stream = timeout(self.timeout, self.open_stream()).await;
+        let stream = stream
+            .unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
             .map_err(|source| ClientError::Connect {
                 path: self.socket.clone(),
                 source,
@@ -42,7 +44,8 @@ impl Client {
             answer: Vec::new(),
             descriptors: Vec::new(),
         };
-        let received = match timeout(self.timeout, exchange.run(&call.path)).await {
+        let left = self.timeout.saturating_sub(begun.elapsed());
+        let received = match timeout(left, exchange.run(&call.path)).await {
             Ok(received) => received,
             Err(_) => Err(io::ErrorKind::TimedOut.into()),
         };

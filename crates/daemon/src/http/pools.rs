@@ -90,7 +90,7 @@ async fn show(
 }
 
 /// Changes a pool: its size, its policies, its data path, who may use it. What is absent stays as it is. The parts are done one by
-/// one: data path, policy (towards `nft`: policy, data path), vsock, access and rest, size; the first that fails ends it.
+/// one: access and rest, data path, policy (towards `nft`: policy, data path), vsock, size; the first that fails ends it.
 #[utoipa::path(
     patch,
     path = "/v1/pools/{pool}",
@@ -124,6 +124,9 @@ fn apply(
     name: &Name,
     change: ChangePool,
 ) -> Result<Pool, ServiceError> {
+    if change.access.is_some() || change.quarantine_seconds.is_some() {
+        slots.set_pool_use(caller, name, change.access, change.quarantine_seconds)?;
+    }
     let mut policy = change.policy;
     // Policies change in the eBPF data paths only: before leaving them, or after coming there.
     if change.data_path == Some(DataPath::Nft)
@@ -139,9 +142,6 @@ fn apply(
     }
     if let Some(policy) = change.vsock {
         slots.set_pool_vsock(caller, name, policy)?;
-    }
-    if change.access.is_some() || change.quarantine_seconds.is_some() {
-        slots.set_pool_use(caller, name, change.access, change.quarantine_seconds)?;
     }
     if let Some(size) = change.size {
         slots.resize_pool_by(caller, name, size)?;

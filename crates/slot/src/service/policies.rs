@@ -434,7 +434,7 @@ impl State {
         let Some(policy) = policy else {
             return Ok(());
         };
-        check_uplink(plan, policy)?;
+        check_of_pool(plan, policy)?;
         let before = record.policy.as_deref().unwrap_or(&plan.spec.policy);
         demand_group(caller, plan, before, policy)
     }
@@ -486,8 +486,15 @@ pub(super) fn check_still(
     if plan.spec.data_path == DataPath::Nft {
         return Err(unsupported_in_nft(plan));
     }
-    check_uplink(plan, policy)?;
+    check_of_pool(plan, policy)?;
     demand_group(caller, plan, &plan.spec.policy, policy)
+}
+
+/// Checks of a policy what depends on the pool, which may be another by now.
+fn check_of_pool(plan: &Plan, policy: &PolicySpec) -> Result<(), ServiceError> {
+    plan.check_policy_of_kind(policy)
+        .map_err(|source| plan_error(plan, source))?;
+    check_uplink(plan, policy)
 }
 
 /// Refuses an uplink of a lease's own that the pool's doesn't leave room for.

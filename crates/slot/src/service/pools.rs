@@ -168,6 +168,11 @@ impl Slots {
     /// a pool is there when its policy does.
     fn change_live(&self, current: &PoolSpec, spec: &PoolSpec) -> Result<ApiPool, ServiceError> {
         let name = &spec.name;
+        // First: a right that is taken away waits for nothing that may fail.
+        let (access, quarantine) = (&spec.access, spec.quarantine_seconds);
+        if (&current.access, current.quarantine_seconds) != (access, quarantine) {
+            self.set_pool_use(Caller::DAEMON, name, Some(access.clone()), Some(quarantine))?;
+        }
         if spec.data_path == DataPath::Nft {
             self.set_pool_policy(Caller::DAEMON, name, spec.policy.clone())?;
             self.move_pool(name, spec.data_path)?;
@@ -176,10 +181,6 @@ impl Slots {
                 self.move_pool(name, spec.data_path)?;
             }
             self.set_pool_policy(Caller::DAEMON, name, spec.policy.clone())?;
-        }
-        let (access, quarantine) = (&spec.access, spec.quarantine_seconds);
-        if (&current.access, current.quarantine_seconds) != (access, quarantine) {
-            self.set_pool_use(Caller::DAEMON, name, Some(access.clone()), Some(quarantine))?;
         }
         if current.vsock != spec.vsock {
             self.set_pool_vsock(Caller::DAEMON, name, spec.vsock.clone().unwrap_or_default())?;

@@ -19,7 +19,7 @@ impl FormerRests {
     pub(super) fn keep(&mut self, entry: &PoolEntry, now: Duration) {
         self.0.retain(|_, rest| rest.until > now);
         for (number, rest) in entry.pool.rests() {
-            for address in entry.plan.slot(number).clone_addresses() {
+            for address in entry.plan.clone_addresses(number) {
                 self.0.insert(address, rest.clone());
             }
         }
