@@ -38,6 +38,9 @@ use crate::{
 
 /// How long the head of a request may take, and how long a connection may be idle.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
+/// About the most bytes of a request's head, and of a body that are taken before the request has a use for them: so much can each connection
+/// of a user's take up.
+const HEAD_BYTES_MAX: usize = 64 * 1024;
 /// How long requests that run when the daemon stops may still take.
 const STOP_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a caller may then take to say the rest of its request, or to read its answer.
@@ -169,6 +172,7 @@ async fn converse(
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(HEAD_TIMEOUT)
+        .max_buf_size(HEAD_BYTES_MAX)
         .serve_connection(TokioIo::new(stream), service)
         .with_upgrades();
     tokio::pin!(connection);

@@ -109,6 +109,8 @@ pub fn connect_or_start(
             return Err(LaunchError::Ended { status, said });
         }
         if Instant::now() >= deadline {
+            // It may end later, and whoever started it goes on living.
+            thread::spawn(move || child.wait());
             return Err(LaunchError::Silent { log });
         }
         thread::sleep(Duration::from_millis(10));

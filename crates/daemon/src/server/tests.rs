@@ -375,6 +375,11 @@ async fn what_is_not_http_is_answered_with_400_and_harms_nobody() {
     let long = format!("GET /{} HTTP/1.1\r\n\r\n", "a".repeat(1 << 20));
     let answer = lab.answer_to(long.into_bytes()).await;
     assert!(answer.starts_with("HTTP/1.1 4"), "{answer}");
+    // Every connection of a user's may hold so much.
+    let large = "a".repeat(4 * HEAD_BYTES_MAX);
+    let large = format!("GET /healthz HTTP/1.1\r\nx: {large}\r\n\r\n");
+    let answer = lab.answer_to(large.into_bytes()).await;
+    assert!(answer.starts_with("HTTP/1.1 431 "), "{answer}");
     assert!(lab.client.health().await.unwrap().ready);
 }
 
