@@ -30,6 +30,8 @@ const CHANNELS_MAX: Duration = Duration::from_secs(10);
 
 /// How long one that has been told to end may take.
 const ENDING_MAX: Duration = Duration::from_secs(5);
+/// How long the end of one that was killed may take: its guests' memory is unmapped.
+const KILLED_MAX: Duration = Duration::from_secs(10);
 
 /// Ends the services in a folder of groups whose names aren't among these.
 pub(super) fn end_all_but(names: &[&Name], groups: &Path) {
@@ -119,6 +121,10 @@ fn terminate(client: &Client, patience: Duration) -> io::Result<()> {
             "the service of a group that is configured no more doesn't end, and is killed"
         );
         pidfd_send_signal(&process, Signal::KILL)?;
+        // Else its guests' next service finds their sockets in use.
+        if !has_happened(&process, PollFlags::IN, KILLED_MAX)? {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
     }
     Ok(())
 }
@@ -179,12 +185,10 @@ mod tests {
         let mut client = Client::connect(&socket, ANSWER_MAX).unwrap();
         take_channels(&mut client).unwrap_err();
         terminate(&client, Duration::from_millis(50)).unwrap();
-        while process.try_wait().unwrap().is_none() {
-            if Instant::now() >= deadline {
-                process.kill().unwrap();
-                panic!("it goes on");
-            }
-            thread::sleep(Duration::from_millis(5));
-        }
+        // Else whoever comes next finds its sockets in use.
+        let ended = process.try_wait().unwrap();
+        process.kill().unwrap();
+        process.wait().unwrap();
+        assert!(ended.is_some(), "it goes on");
     }
 }
