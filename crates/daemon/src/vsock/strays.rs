@@ -62,8 +62,10 @@ fn end(folder: &Path) {
     let mut client = match Client::connect(&socket, ANSWER_MAX) {
         Ok(client) => client,
         Err(ClientError::Connect { source, .. }) if is_nobody(&source) => return,
+        // Its process can't be told without a connection, as where it has accepted nobody for so long that there is room for none more.
         Err(error) => {
-            tracing::error!(folder = %folder.display(), %error, "the service of a group that is configured no more keeps its channels");
+            let socket = control_socket(folder);
+            tracing::error!(%error, "the service of a group that is configured no more keeps its channels; end it by `fuser -k -KILL {}`", socket.display());
             return;
         }
     };
@@ -78,7 +80,8 @@ fn end(folder: &Path) {
     if is_ours_to_start()
         && let Err(error) = terminate(&client, ENDING_MAX)
     {
-        tracing::error!(folder = %folder.display(), %error, "cannot end the service of a group that is configured no more");
+        let socket = control_socket(folder);
+        tracing::error!(%error, "cannot end the service of a group that is configured no more; end it by `fuser -k -KILL {}`", socket.display());
     }
 }
 
