@@ -206,6 +206,7 @@ impl Dial {
                     SocketFlags::NONBLOCK | SocketFlags::CLOEXEC,
                     None,
                 )
+                .and_then(|(ours, theirs)| Ok((not_reserved(ours)?, not_reserved(theirs)?)))
                 .map_err(refusal)?;
                 worker.send(Command::Connect {
                     vm: vm.clone(),
@@ -290,7 +291,7 @@ impl Dial {
 
     fn socket(&self, family: AddressFamily) -> Result<OwnedFd, Errno> {
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
-        let socket = socket_with(family, socket_type(self.kind), flags, None)?;
+        let socket = not_reserved(socket_with(family, socket_type(self.kind), flags, None)?)?;
         if family == AddressFamily::UNIX {
             refuse_descriptors(&socket);
         }
@@ -397,6 +398,14 @@ impl Dial {
             Err(Errno::EXIST) => epoll::modify(&self.waiting, fd, data, interest.flags()),
             outcome => outcome,
         }
+    }
+}
+
+/// What stays of a dial: its own descriptors are the next one's, so they say little of how many are left.
+fn not_reserved(socket: OwnedFd) -> Result<OwnedFd, Errno> {
+    match descriptors::is_reserved(&socket) {
+        true => Err(Errno::MFILE),
+        false => Ok(socket),
     }
 }
 

@@ -16,6 +16,9 @@ use sandwire_slot::lease::LeaseKey;
 pub(super) struct Endings {
     all: Mutex<BTreeMap<LeaseKey, Waiting>>,
     fewer: Condvar,
+    /// How many have let others go first, or are about to.
+    #[cfg(test)]
+    pub(super) followers: std::sync::atomic::AtomicUsize,
 }
 
 /// Those who wait for one.
@@ -55,9 +58,12 @@ impl Endings {
         let is_flushed = |all: &mut BTreeMap<LeaseKey, Waiting>| {
             all.get(lease).is_some_and(|waiting| waiting.is_flushed)
         };
-        let waited = self
-            .fewer
-            .wait_timeout_while(self.lock(), patience, is_flushed);
+        let all = self.lock();
+        // With the lock: those go only once this one waits.
+        #[cfg(test)]
+        self.followers
+            .fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let waited = self.fewer.wait_timeout_while(all, patience, is_flushed);
         // Whether they have gone is asked for by who has the gate.
         drop(waited);
     }

@@ -329,7 +329,12 @@ fn a_lease_is_impaired_anew_at_once_after_its_packets_were_dropped() {
         let waiting = scope.spawn(|| lab.clear(false));
         wait_until("it is waited", || *lab.service.ending.lock().unwrap() > 0);
         lab.clear(true).unwrap();
+        let followers = &lab.impairments.endings.followers;
+        let before = followers.load(Ordering::Relaxed);
         let set = scope.spawn(|| lab.set("delay 7ms"));
+        wait_until("it lets that go first", || {
+            followers.load(Ordering::Relaxed) > before || set.is_finished()
+        });
         *lab.service.holds.lock().unwrap() = false;
         lab.service.let_go.notify_all();
         waiting.join().unwrap().unwrap();

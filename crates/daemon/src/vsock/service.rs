@@ -2,6 +2,7 @@
 
 use std::{
     fs, io,
+    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     sync::{
         Condvar, Mutex, MutexGuard, PoisonError,
@@ -28,6 +29,9 @@ const ANSWER_MAX: Duration = Duration::from_secs(2);
 /// How long a start waits for the service: longer than a process takes to come up on a busy host.
 const UP_WAIT: Duration = Duration::from_secs(5);
 
+/// Device and inode of a socket, and when it was made: some file systems give a number again at once.
+type SocketId = (u64, u64, i64, i64);
+
 /// A service for vsock.
 #[derive(Debug)]
 pub(super) struct Service {
@@ -37,6 +41,8 @@ pub(super) struct Service {
     pub(super) folder: PathBuf,
     pub(super) socket: PathBuf,
     pub(super) settings: VsockService,
+    /// Over which it has been asked who it is, and hasn't answered, with the socket that it was had by.
+    asked: Mutex<Option<(Client, SocketId)>>,
     /// For what changes something.
     orders: Mutex<Option<Client>>,
     /// For what only asks, and may have long answers.
@@ -76,6 +82,7 @@ impl Service {
             folder: folder.to_owned(),
             socket: control_socket(folder),
             settings: settings.clone(),
+            asked: Mutex::default(),
             orders: Mutex::default(),
             questions: Mutex::default(),
             status: Mutex::new(Status {
@@ -135,7 +142,7 @@ impl Service {
 
     /// Asks it who it is, and notes the answer.
     pub(super) fn greet(&self) -> Result<(), ClientError> {
-        let greeted = Client::connect(&self.socket, ANSWER_MAX).and_then(|mut it| it.hello());
+        let greeted = self.ask_who_it_is();
         let mut status = self.status();
         match &greeted {
             Ok((version, pid, threads)) => {
@@ -156,6 +163,25 @@ impl Service {
         drop(status);
         self.changed.notify_all();
         greeted.map(|_| ())
+    }
+
+    /// While it doesn't answer that is over one connection: those that were given up wait to be accepted, until there is room for none
+    /// more.
+    fn ask_who_it_is(&self) -> Result<(String, u32, usize), ClientError> {
+        let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
+        // Before it is connected to: it may be replaced at once.
+        let socket = id_of(&self.socket);
+        let mut client = match asked.take() {
+            Some((client, had_by)) if Some(had_by) == socket => client,
+            _ => Client::connect(&self.socket, ANSWER_MAX)?,
+        };
+        let answer = client.hello();
+        if let (Err(error), Some(socket)) = (&answer, socket)
+            && is_late(error)
+        {
+            *asked = Some((client, socket));
+        }
+        answer
     }
 
     /// Notes why it can't be started.
@@ -263,13 +289,24 @@ impl Service {
 
 /// Whether the other end is gone, as opposed to being slow.
 fn has_broken(error: &ClientError) -> bool {
-    match error {
-        ClientError::Broken { source, .. } => !matches!(
-            source.kind(),
-            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut
-        ),
-        _ => false,
-    }
+    matches!(error, ClientError::Broken { .. }) && !is_late(error)
+}
+
+/// Whether the other end is slow.
+fn is_late(error: &ClientError) -> bool {
+    let ClientError::Broken { source, .. } = error else {
+        return false;
+    };
+    matches!(
+        source.kind(),
+        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut
+    )
+}
+
+/// Which socket is at a path, if there is one.
+fn id_of(socket: &Path) -> Option<SocketId> {
+    let found = fs::symlink_metadata(socket).ok()?;
+    Some((found.dev(), found.ino(), found.mtime(), found.mtime_nsec()))
 }
 
 /// The effective group of a process.
@@ -281,9 +318,13 @@ fn group_of(pid: u32) -> Option<u32> {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::net::UnixListener;
+    use std::{
+        io::Write,
+        os::unix::net::{UnixListener, UnixStream},
+        thread,
+    };
 
-    use sandwire_vsock_host::limits::Limits;
+    use sandwire_vsock_host::{control::Response, limits::Limits};
 
     use super::*;
 
@@ -325,6 +366,50 @@ mod tests {
         assert!(matches!(service.vms(), Err(ChannelError::Down { .. })));
         let called = listener.accept().map(|_| ()).map_err(|error| error.kind());
         assert_eq!(called, Err(io::ErrorKind::WouldBlock));
+    }
+
+    /// Else they fill its backlog, and nobody can connect any more, not even to have it end.
+    #[test]
+    fn a_service_that_does_not_answer_is_asked_over_one_connection() {
+        let folder = tempfile::tempdir().unwrap();
+        let service = service(folder.path());
+        let greet = || service.greet().map_err(|error| error.to_string());
+        let listener = UnixListener::bind(&service.socket).unwrap();
+        greet().unwrap_err();
+        greet().unwrap_err();
+        let (mut called, _) = listener.accept().unwrap();
+        listener.set_nonblocking(true).unwrap();
+        let again = listener.accept().map(|_| ()).map_err(|error| error.kind());
+        assert_eq!(again, Err(io::ErrorKind::WouldBlock));
+        let answer = |pid| {
+            let version = String::new();
+            let answer = Response::Hello {
+                version,
+                pid,
+                threads: 1,
+            };
+            let mut line = serde_json::to_vec(&answer).unwrap();
+            line.push(b'\n');
+            line
+        };
+        called.write_all(&answer(7)).unwrap();
+        greet().unwrap();
+        assert_eq!(service.status().pid, Some(7));
+        greet().unwrap_err();
+        // Another one is there, while that still hangs.
+        fs::remove_file(&service.socket).unwrap();
+        let other = UnixListener::bind(&service.socket).unwrap();
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                let (mut called, _) = other.accept().unwrap();
+                called.write_all(&answer(8)).unwrap();
+            });
+            let has_answered = (0..30).any(|_| greet().is_ok());
+            // Whom nobody has called waits no more.
+            drop(UnixStream::connect(&service.socket));
+            assert!(has_answered);
+        });
+        assert_eq!(service.status().pid, Some(8));
     }
 
     fn service(folder: &Path) -> Service {

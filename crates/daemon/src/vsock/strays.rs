@@ -30,6 +30,8 @@ const CHANNELS_MAX: Duration = Duration::from_secs(10);
 
 /// How long one that has been told to end may take.
 const ENDING_MAX: Duration = Duration::from_secs(5);
+/// How long the end of one that was killed may take: its guests' memory is unmapped.
+const KILLED_MAX: Duration = Duration::from_secs(10);
 
 /// Ends the services in a folder of groups whose names aren't among these.
 pub(super) fn end_all_but(names: &[&Name], groups: &Path) {
@@ -60,8 +62,10 @@ fn end(folder: &Path) {
     let mut client = match Client::connect(&socket, ANSWER_MAX) {
         Ok(client) => client,
         Err(ClientError::Connect { source, .. }) if is_nobody(&source) => return,
+        // Its process can't be told without a connection, as where it has accepted nobody for so long that there is room for none more.
         Err(error) => {
-            tracing::error!(folder = %folder.display(), %error, "the service of a group that is configured no more keeps its channels");
+            let socket = control_socket(folder);
+            tracing::error!(%error, "the service of a group that is configured no more keeps its channels; end it by `fuser -k -KILL {}`", socket.display());
             return;
         }
     };
@@ -76,7 +80,8 @@ fn end(folder: &Path) {
     if is_ours_to_start()
         && let Err(error) = terminate(&client, ENDING_MAX)
     {
-        tracing::error!(folder = %folder.display(), %error, "cannot end the service of a group that is configured no more");
+        let socket = control_socket(folder);
+        tracing::error!(%error, "cannot end the service of a group that is configured no more; end it by `fuser -k -KILL {}`", socket.display());
     }
 }
 
@@ -119,6 +124,10 @@ fn terminate(client: &Client, patience: Duration) -> io::Result<()> {
             "the service of a group that is configured no more doesn't end, and is killed"
         );
         pidfd_send_signal(&process, Signal::KILL)?;
+        // Else its guests' next service finds their sockets in use.
+        if !has_happened(&process, PollFlags::IN, KILLED_MAX)? {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
     }
     Ok(())
 }
@@ -179,12 +188,10 @@ mod tests {
         let mut client = Client::connect(&socket, ANSWER_MAX).unwrap();
         take_channels(&mut client).unwrap_err();
         terminate(&client, Duration::from_millis(50)).unwrap();
-        while process.try_wait().unwrap().is_none() {
-            if Instant::now() >= deadline {
-                process.kill().unwrap();
-                panic!("it goes on");
-            }
-            thread::sleep(Duration::from_millis(5));
-        }
+        // Else whoever comes next finds its sockets in use.
+        let ended = process.try_wait().unwrap();
+        process.kill().unwrap();
+        process.wait().unwrap();
+        assert!(ended.is_some(), "it goes on");
     }
 }

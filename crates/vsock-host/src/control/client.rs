@@ -74,6 +74,8 @@ pub struct Client {
     incoming: Vec<u8>,
     /// How long an answer may take.
     timeout: Duration,
+    /// It has been asked who it is, and has not answered.
+    is_asked: bool,
 }
 
 /// A capture that is running; dropping it ends it.
@@ -96,16 +98,25 @@ impl Client {
             stream,
             incoming: Vec::new(),
             timeout,
+            is_asked: false,
         })
     }
 
-    /// The service's version, process and number of threads.
+    /// The service's version, process and number of threads. Where that has timed out it may be asked for again, and nothing else:
+    /// the same answer is waited for.
     ///
     /// # Errors
     /// See [`ClientError`].
     pub fn hello(&mut self) -> Result<(String, u32, usize), ClientError> {
         const WHAT: &str = "say who it is";
-        match self.ask(WHAT, &Request::Hello)? {
+        if !self.is_asked {
+            self.write(&Request::Hello, None)
+                .map_err(|source| broken(WHAT, source))?;
+            self.is_asked = true;
+        }
+        let answer = self.answer(WHAT);
+        self.is_asked = matches!(answer, Err(ClientError::Broken { .. }));
+        match answer? {
             Response::Hello {
                 version,
                 pid,

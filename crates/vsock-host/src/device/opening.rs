@@ -17,6 +17,7 @@ use crate::{
     address::VmKey,
     budget::{LEAST_PROMISE, offer},
     connection::{Connection, Key},
+    descriptors,
     dial::{Dial, Progress},
     directory::{Route, Target},
     front_end::{Transport, lock},
@@ -261,6 +262,10 @@ impl Vm {
                     return self.not_accepted(error, token, context);
                 }
             };
+            if descriptors::is_reserved(&socket) {
+                self.counters.refuse(VsockRefusal::Memory);
+                continue;
+            }
             self.make_room_for_client();
             let client = Client {
                 handshake: Handshake::new(socket, kind),

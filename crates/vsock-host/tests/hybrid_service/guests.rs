@@ -24,7 +24,7 @@ use super::{
 
 const STREAM: Kind = Kind::Stream;
 
-fn boot(spec: &VmSpec) -> Guest {
+pub(crate) fn boot(spec: &VmSpec) -> Guest {
     Guest::connect(&Settings::default(), &spec.vhost_socket()).expect("a guest")
 }
 

@@ -543,6 +543,39 @@ fn guests_connections_leave_descriptors_for_who_asks_the_service() {
     });
 }
 
+/// Whose calls, one after the other, each leave one: what the call itself took comes back.
+#[test]
+fn vhost_user_guests_and_their_clients_leave_descriptors_for_who_asks_the_service() {
+    let service = Service::start_with(|command| {
+        command.env(DESCRIPTORS, "256");
+    });
+    let echoing = service.path("echo");
+    serve(&echoing, echo);
+    let rule = to_unix("7", &echoing);
+    let mut spec = service.spec("a", VsockKind::VhostUser, &[&rule]);
+    // Nobody who says nothing makes way by that.
+    spec.limits.handshake_timeout = PATIENCE * 2;
+    service.client().add_vm(spec.clone()).expect("a guest");
+    let mut guest = guests::boot(&spec);
+    let calls: Vec<_> = (0..256).map_while(|_| guest.open_stream(7).ok()).collect();
+    assert!(calls.len() < 256, "no end of {} connections", calls.len());
+    let another = service.spec("b", VsockKind::VhostUser, &[]);
+    service.client().add_vm(another).expect("another guest");
+    // Who has said nothing yet has one, too.
+    let clients: Vec<_> = (0..64)
+        .map(|_| UnixStream::connect(spec.stream_socket()).expect("the guest's socket"))
+        .collect();
+    let mut last = clients.last().expect("a client");
+    last.set_read_timeout(Some(PATIENCE)).expect("a time-out");
+    assert_eq!(last.read(&mut [0]).expect("the end"), 0);
+    let another = service.spec("c", VsockKind::VhostUser, &[]);
+    service.client().add_vm(another).expect("another guest");
+    drop(guest);
+    drop(clients);
+    let mut guest = guests::boot(&spec);
+    until("there is one again", || guest.open_stream(7).is_ok());
+}
+
 #[test]
 #[ignore = "needs root: cargo xtask test netns"]
 fn it_keeps_no_right_that_it_has_no_use_for() {
