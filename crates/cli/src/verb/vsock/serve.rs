@@ -8,7 +8,7 @@ use sandwire_vsock_host::service::{self, Seccomp, Settings};
 use crate::{
     detached,
     failure::{Failure, Outcome},
-    log,
+    log, privilege,
 };
 
 /// Command line of `sandwire vsock serve`.
@@ -77,7 +77,8 @@ pub(crate) fn run(arguments: &Arguments) -> Outcome {
         },
         ..usual
     };
-    service::run(&settings).map_err(|error| failed(error.to_string()))?;
+    service::run(&settings)
+        .map_err(|error| failed(privilege::advise(error.to_string(), &error)))?;
     Ok(ExitCode::SUCCESS)
 }
 
