@@ -26,9 +26,9 @@ use sandwire_kernel_net::interface::InterfaceIndex;
 
 use super::ring::{Consumer, Mapping, Producer};
 
-/// How many times, a millisecond apart, a queue is asked for that is taken: a grace period and a task of the kernel
-/// that waits its turn take less.
-const RELEASE_TRIES: u32 = 200;
+/// How many times, a millisecond apart, a queue is asked for that is taken: a grace period, a task of the kernel that waits
+/// its turn, and then for the lock of all network configuration, which others may hold for seconds, take less.
+const RELEASE_TRIES: u32 = 5000;
 
 /// How a socket came to be bound.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
