@@ -388,6 +388,7 @@ impl Shared {
         };
         let mut entry = PoolEntry::new(plan);
         entry.policy = policy;
+        let auditor_has_rests_to_end = !rests.is_empty();
         for released in rests {
             let state = SlotState::Resting(released.rest);
             entry.pool.adopt(released.slot, state);
@@ -398,8 +399,9 @@ impl Shared {
         drop(state);
         self.renew_routed_policies();
         self.build_work.notify_all();
-        // Rests are ended by the auditor.
-        self.audit_work.notify_one();
+        if auditor_has_rests_to_end {
+            self.audit_work.notify_one();
+        }
         Ok(view.to_api())
     }
 
