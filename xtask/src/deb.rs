@@ -103,18 +103,14 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
         &executable,
         &arguments.package_version,
         &output,
+        &[],
     )?;
     println!("{}", package.display());
     Ok(ExitCode::SUCCESS)
 }
 
-/// Puts the package together from this tree and executable; where it is.
-fn build(tree: &Path, executable: &Path, version: &str, output: &Path) -> Result<PathBuf> {
-    build_with(tree, executable, version, output, &[])
-}
-
-/// The same with more that `dpkg-deb` is told.
-fn build_with(
+/// Puts the package together from this tree and executable; where it is. `more` is what `dpkg-deb` is told besides.
+fn build(
     tree: &Path,
     executable: &Path,
     version: &str,

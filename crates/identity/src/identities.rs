@@ -5,7 +5,7 @@
 //!
 //! ```text
 //! add     record (building), policy, interface, namespace, programs (idle), addresses, entry (active), record (complete)
-//! remove  record (removing), entry (idle), owners, policy, tally, programs, addresses, own cgroup, sockets, record away
+//! remove  record (removing), entry (idle), owners, policy, programs, tally, addresses, own cgroup, sockets, record away
 //! ```
 
 use std::{

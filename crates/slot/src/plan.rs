@@ -182,10 +182,7 @@ impl Plan {
     /// # Errors
     /// Names the field that can't work, and why.
     pub fn check_policy_of_kind(&self, policy: &PolicySpec) -> Result<(), PlanError> {
-        match self.spec.device.is_child() {
-            true => container::check_policy_of_child(policy),
-            false => Ok(()),
-        }
+        checks::check_policy_of_kind(&self.spec, policy)
     }
 
     /// The same pool with another policy.

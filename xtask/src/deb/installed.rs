@@ -16,7 +16,7 @@ use sandwire_testlab::{
     lab, sandwire,
 };
 
-use super::build_with;
+use super::build;
 use crate::workspace;
 
 const VERSIONS: [&str; 2] = ["1.0.0", "1.0.1"];
@@ -101,7 +101,7 @@ finish
 fn package(executable: &Path, version: &str) -> Vec<u8> {
     let (tree, folder) = (workspace::root(), executable.parent().unwrap());
     let quickly = ["-Zgzip", "-z1"];
-    let package = build_with(tree, executable, version, folder, &quickly).unwrap();
+    let package = build(tree, executable, version, folder, &quickly).unwrap();
     fs::read(package).unwrap()
 }
 

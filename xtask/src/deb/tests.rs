@@ -26,7 +26,7 @@ impl Built {
     fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
         let (executable, version) = (Path::new(EXECUTABLE), "1.2.3");
-        let package = build(workspace::root(), executable, version, folder.path()).unwrap();
+        let package = build(workspace::root(), executable, version, folder.path(), &[]).unwrap();
         Self {
             package: package.to_string_lossy().into_owned(),
             folder,

@@ -252,6 +252,28 @@ async fn pools_are_for_those_who_are_granted_them() {
 }
 
 #[tokio::test]
+async fn who_may_use_a_pool_is_for_root_to_change_and_for_all_leases_to_outlive() {
+    let lab = Lab::new();
+    lab.acquire(1000, "a").await;
+    let path = "/v1/pools/web";
+    let nobody = json!({"access": [], "size": 1});
+    let answer = lab.call(1002, "PATCH", path, &nobody).await;
+    assert_eq!(answer.refusal(), (403, ErrorCode::Forbidden));
+    assert_ne!(lab.get(0, path).await.body["spec"]["size"], 1);
+    let rest = json!({"quarantine_seconds": 77});
+    assert_eq!(lab.call(1002, "PATCH", path, &rest).await.status, 200);
+    assert_eq!(lab.call(0, "PATCH", path, &nobody).await.status, 200);
+    let spec = &lab.get(0, path).await.body["spec"];
+    assert_eq!(
+        (&spec["access"], &spec["quarantine_seconds"], &spec["size"]),
+        (&json!([]), &json!(77), &json!(1))
+    );
+    assert!(!lab.acquire(1000, "b").await.status.is_success());
+    assert_eq!(lab.call(1002, "PATCH", path, &rest).await.status, 404);
+    assert_eq!(lab.get(1000, "/v1/leases").await.names(), ["a"]);
+}
+
+#[tokio::test]
 async fn a_held_slot_is_told_with_its_holder() {
     let lab = Lab::new();
     lab.acquire(1000, "a").await;

@@ -76,16 +76,16 @@ async fn relay(host: &Host, stream: TcpStream, source: SocketAddr, place: u16) {
         destination,
         started: Instant::now(),
     };
-    let Some(place) = Place::take(&host.connections, &sender) else {
+    let Some(room) = Room::take(&host.connections, &sender) else {
         host.metrics.connections_limited.add(1);
         host.report.add(&subject, Answer::TooMany.name(), (0, 0));
         return refuse("its sender has too many");
     };
-    host.metrics.connections_displaced.add(place.displaced);
+    host.metrics.connections_displaced.add(room.displaced);
     let cut = async || {
         tokio::select! {
             reason = ticket.cut() => reason,
-            () = place.lost() => "its sender had most, and others want some".to_owned(),
+            () = room.lost() => "its sender had most, and others want some".to_owned(),
         }
     };
     let opening = Opening::Tcp {
@@ -145,22 +145,22 @@ async fn find_or_ask(host: &Host, address: IpAddr) -> Result<Option<Arc<str>>, T
     if known.is_some() {
         return Ok(known);
     }
-    let place = Place::take(&host.unknown, &address.to_string().into()).ok_or(TooMany)?;
+    let room = Room::take(&host.unknown, &address.to_string().into()).ok_or(TooMany)?;
     tokio::select! {
         found = host.senders.ask(address) => Ok(found),
-        () = place.lost() => Err(TooMany),
+        () = room.lost() => Err(TooMany),
     }
 }
 
 /// What a connection takes up of what there is for all senders.
-struct Place {
+struct Room {
     _part: Part<Arc<Notify>>,
     lost: Arc<Notify>,
     /// How many others were ended for it.
     displaced: u64,
 }
 
-impl Place {
+impl Room {
     fn take(of: &Arc<Fair<Arc<Notify>>>, sender: &Arc<str>) -> Option<Self> {
         let lost = Arc::<Notify>::default();
         let (part, displaced) = of.take(sender, lost.clone())?;

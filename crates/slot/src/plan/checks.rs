@@ -135,6 +135,11 @@ fn check_support(spec: &PoolSpec) -> Result<(), PlanError> {
 /// Checks a policy for sandboxes of a pool.
 pub(super) fn check_policy_of(spec: &PoolSpec, policy: &PolicySpec) -> Result<(), PlanError> {
     check_policy(policy, spec.data_path)?;
+    check_policy_of_kind(spec, policy)
+}
+
+/// Refuses what pools of this kind alone can't have. Takes no time, however long the policy's lists are.
+pub(super) fn check_policy_of_kind(spec: &PoolSpec, policy: &PolicySpec) -> Result<(), PlanError> {
     match spec.device.is_child() {
         true => container::check_policy_of_child(policy),
         false => Ok(()),
