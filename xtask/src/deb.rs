@@ -5,14 +5,17 @@
 
 use std::{
     fs,
-    os::unix::fs::{PermissionsExt, symlink},
     path::{Path, PathBuf},
     process::ExitCode,
 };
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 
-use crate::{command, packages, workspace};
+use crate::{
+    command, packages,
+    staging::{self, Content, Entry},
+    workspace,
+};
 
 /// Puts a Debian package together.
 #[derive(clap::Args)]
@@ -26,21 +29,6 @@ pub(crate) struct Arguments {
     /// Version of the package, as Debian counts.
     #[arg(long, value_name = "VERSION", default_value = env!("CARGO_PKG_VERSION"))]
     package_version: String,
-}
-
-/// A file of the package.
-struct Entry {
-    /// Where it is installed, relative to the root.
-    path: PathBuf,
-    content: Content,
-    is_executable: bool,
-}
-
-enum Content {
-    /// A file of the tree, or the executable.
-    Copy(PathBuf),
-    Text(String),
-    Link(&'static str),
 }
 
 /// What apt keeps of the administrator's, and asks about when it is exchanged.
@@ -119,14 +107,14 @@ fn build(
 ) -> Result<PathBuf> {
     let bytes =
         fs::read(executable).with_context(|| format!("reading {}", executable.display()))?;
-    let architecture = architecture(&bytes)
+    let architecture = staging::architecture(&bytes)
         .with_context(|| format!("{} is no executable for Debian", executable.display()))?;
     // Paths of programs are relative to the workspace's root, ours to the caller's folder.
     fs::create_dir_all(output).with_context(|| format!("creating {}", output.display()))?;
     let (executable, output) = (fs::canonicalize(executable)?, fs::canonicalize(output)?);
     let staging = tempfile::tempdir_in(&output).context("creating a folder for the files")?;
     let root = staging.path().join("root");
-    folder(&root, Path::new(""))?;
+    staging::folder(&root, Path::new(""))?;
     for entry in entries(tree, &executable)? {
         entry.put(&root)?;
     }
@@ -225,42 +213,6 @@ fn control_entries(tree: &Path, control: String) -> Vec<Entry> {
     entries
 }
 
-impl Entry {
-    /// Writes it below a folder, readable for all whatever our umask is.
-    fn put(&self, root: &Path) -> Result<()> {
-        let path = root.join(&self.path);
-        folder(root, self.path.parent().unwrap_or(Path::new("")))?;
-        let done = match &self.content {
-            Content::Copy(from) => fs::copy(from, &path).map(drop),
-            Content::Text(text) => fs::write(&path, text),
-            Content::Link(to) => symlink(to, &path),
-        };
-        done.with_context(|| format!("writing {}", path.display()))?;
-        if matches!(self.content, Content::Link(_)) {
-            return Ok(());
-        }
-        let mode = if self.is_executable { 0o755 } else { 0o644 };
-        fs::set_permissions(&path, fs::Permissions::from_mode(mode))
-            .with_context(|| format!("setting the mode of {}", path.display()))
-    }
-}
-
-/// Creates a folder of the package, and those above it up to its root, which everybody may enter.
-fn folder(root: &Path, inside: &Path) -> Result<()> {
-    let mut path = root.to_owned();
-    for part in std::iter::once(Path::new("")).chain(inside.iter().map(Path::new)) {
-        if part != Path::new("") {
-            path.push(part);
-        }
-        if !path.is_dir() {
-            fs::create_dir(&path).with_context(|| format!("creating {}", path.display()))?;
-            fs::set_permissions(&path, fs::Permissions::from_mode(0o755))
-                .with_context(|| format!("setting the mode of {}", path.display()))?;
-        }
-    }
-    Ok(())
-}
-
 /// Bytes of all files below a folder.
 fn size_of(folder: &Path) -> Result<u64> {
     let mut bytes = 0;
@@ -288,21 +240,6 @@ fn control(template: &str, values: &[(&str, &str)]) -> Result<String> {
         "the description leaves something open:\n{text}"
     );
     Ok(text)
-}
-
-/// Debian's name for the processor of an executable.
-fn architecture(executable: &[u8]) -> Result<&'static str> {
-    const MACHINE: std::ops::Range<usize> = 18..20;
-    const LITTLE_ENDIAN_64_BIT: [u8; 6] = [0x7f, b'E', b'L', b'F', 2, 1];
-    ensure!(
-        executable.starts_with(&LITTLE_ENDIAN_64_BIT),
-        "it is no ELF file of 64 bits"
-    );
-    match executable.get(MACHINE) {
-        Some([62, 0]) => Ok("amd64"),
-        Some([183, 0]) => Ok("arm64"),
-        other => bail!("its processor {other:?} is none that sandwire runs on"),
-    }
 }
 
 /// The oldest libc that has what the executable names of it.

@@ -13,9 +13,11 @@ mod bench;
 mod command;
 mod deb;
 mod demo;
+mod image;
 mod lint;
 mod miri;
 mod packages;
+mod staging;
 mod test;
 mod tidy;
 mod workspace;
@@ -46,6 +48,8 @@ enum Command {
     Bench(bench::Arguments),
     /// Puts a Debian package together from the release executable.
     Deb(deb::Arguments),
+    /// Puts an image for containers together from the release executable.
+    Image(image::Arguments),
     /// Checks formatting, clippy and the project's own rules.
     Lint,
     /// Checks the project's own rules only.
@@ -60,6 +64,7 @@ fn main() -> ExitCode {
         Command::Miri(arguments) => miri::run(&arguments),
         Command::Bench(arguments) => bench::run(&arguments),
         Command::Deb(arguments) => deb::run(&arguments),
+        Command::Image(arguments) => image::run(&arguments),
         Command::Lint => lint::run(),
         Command::Tidy => tidy::run(),
     };
