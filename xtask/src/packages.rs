@@ -184,6 +184,21 @@ const PACKAGES: &[Package] = &[
         "starts podman's containers without cgroups",
     ),
     package(
+        "containerd",
+        Sign::Program("containerd"),
+        "the container runtime of most Kubernetes nodes",
+    ),
+    package(
+        "runc",
+        Sign::Program("runc"),
+        "starts containerd's containers",
+    ),
+    package(
+        "python3-grpcio",
+        Sign::File("/usr/lib/python3/dist-packages/grpc/__init__.py"),
+        "plays the kubelet before containerd",
+    ),
+    package(
         "containernetworking-plugins",
         Sign::File("/usr/lib/cni/bridge"),
         "the reference plugins: in chains with ours, and beside it in the benchmark",

@@ -28,6 +28,8 @@ pub fn missing_for_namespaces() -> Option<String> {
 pub fn missing_for_containers() -> Option<String> {
     missing_for_namespaces()
         .or_else(|| missing_programs(&["podman", "crun", "conmon", "busybox"]))
+        .or_else(|| missing_programs(&["containerd", "ctr", "runc"]))
+        .or_else(|| missing_file("/usr/lib/python3/dist-packages/grpc/__init__.py"))
         .or_else(|| missing_file("/usr/lib/cni/bridge"))
         .or_else(|| {
             let version = command::run("podman --version").unwrap_or_default();

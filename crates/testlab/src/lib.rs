@@ -8,7 +8,7 @@
 //!
 //! [`other_program`] is an eBPF program that somebody else put on an interface.
 //!
-//! [`podman`] runs real containers, [`openmetrics`] reads metrics as Prometheus does.
+//! [`podman`] runs real containers, [`containerd`] pods, [`openmetrics`] reads metrics as Prometheus does.
 //!
 //! [`traffic`] makes streams that can be compared at both ends; [`pinger`] pings while something changes; [`iperf3`] runs
 //! that program; [`tun`] makes a tunnel without Ethernet; [`suspend`] stops a program as Ctrl-Z does; [`cgroup`]
@@ -20,6 +20,7 @@
 pub mod capabilities;
 pub mod cgroup;
 pub mod command;
+pub mod containerd;
 pub mod counters;
 pub mod fake_guest;
 pub mod guest;

@@ -16,7 +16,7 @@ pub(crate) enum Tier {
     Fuzz,
     /// Needs root, for private namespaces.
     Netns,
-    /// Needs root and podman, for containers of a real runtime.
+    /// Needs root, podman and containerd, for containers and pods of real runtimes.
     Container,
     /// Needs root, QEMU and user-mode Linux, for real guests.
     Guest,
