@@ -62,12 +62,6 @@ const NFTA_CHAIN_NAME: u16 = 3;
 const NFTA_CHAIN_HOOK: u16 = 4;
 const NFTA_CHAIN_POLICY: u16 = 5;
 const NFTA_CHAIN_TYPE: u16 = 7;
-const NFT_MSG_NEWFLOWTABLE: u16 = 22;
-const NFTA_FLOWTABLE_TABLE: u16 = 1;
-const NFTA_FLOWTABLE_NAME: u16 = 2;
-const NFTA_FLOWTABLE_HOOK: u16 = 3;
-const NFTA_FLOWTABLE_HOOK_NUM: u16 = 1;
-const NFTA_FLOWTABLE_HOOK_PRIORITY: u16 = 2;
 const NFTA_HOOK_HOOKNUM: u16 = 1;
 const NFTA_HOOK_PRIORITY: u16 = 2;
 /// Elements in one message: the list is one attribute, whose length has 16 bits.
@@ -328,25 +322,6 @@ impl<'a> Batch<'a> {
             message.raw(&generic_header(NFPROTO_INET));
             fill(message);
         });
-    }
-
-    /// Adds a flow table without interfaces, by which established connections could pass by the rules.
-    pub fn add_flowtable(&mut self, name: &str) {
-        let table = self.table;
-        let object = format!("nft flowtable {table} {name}");
-        self.message(
-            (NFT_MSG_NEWFLOWTABLE, CREATE),
-            "create",
-            object,
-            |message| {
-                message.put_text(NFTA_FLOWTABLE_TABLE, table);
-                message.put_text(NFTA_FLOWTABLE_NAME, name);
-                message.nest(NFTA_FLOWTABLE_HOOK, |hook| {
-                    hook.put_u32_be(NFTA_FLOWTABLE_HOOK_NUM, 0);
-                    hook.put_u32_be(NFTA_FLOWTABLE_HOOK_PRIORITY, 0);
-                });
-            },
-        );
     }
 
     /// Carries out all changes.

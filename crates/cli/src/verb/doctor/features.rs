@@ -90,12 +90,8 @@ pub(super) fn probe_all() -> Results {
     }
     let netkit = Home::here().and_then(|here| netkit::make_pair(&mut socket, &here));
     note("netkit", probed(netkit));
-    for kind in ["dummy", "ifb"] {
-        note(kind, probed(create_plain(&mut socket, kind)));
-    }
-    for kind in ["fq", "netem", "tbf", "htb"] {
-        note(kind, queue_discipline(&mut socket, kind));
-    }
+    let fq = add_queue_discipline(&mut socket, "fq", (0x10_0000, TC_H_ROOT));
+    note("fq", probed(fq));
     for (name, trial) in probe_nft() {
         note(name, probed(trial));
     }
@@ -210,12 +206,6 @@ fn create_interface(
     })
 }
 
-fn create_plain(socket: &mut Socket, kind: &str) -> Result<(), Error> {
-    create_interface(socket, kind, |message| {
-        message.put_text(libc::IFLA_IFNAME, &format!("probe{kind}"))
-    })
-}
-
 fn create_above_veth(socket: &mut Socket, kind: &str) -> Result<(), Error> {
     let name = format!("probe{kind}");
     create_interface(socket, kind, |message| {
@@ -248,30 +238,6 @@ fn add_queue_discipline(
             message.put_text(TCA_KIND, kind);
         });
     })
-}
-
-/// A kind that wants options refuses their absence; one that is missing is not found.
-fn queue_discipline(socket: &mut Socket, kind: &str) -> Probed {
-    let trial = add_queue_discipline(socket, kind, (0x10_0000, TC_H_ROOT));
-    let remove = |request: &mut Request| {
-        request.message(
-            (libc::RTM_DELQDISC, 0),
-            "delete",
-            "queue discipline",
-            |message| {
-                message.raw(&traffic_header(0, TC_H_ROOT, 0));
-            },
-        );
-    };
-    match trial {
-        Err(error) if error.errno() == Some(libc::EINVAL) => probed::<Error>(Ok(())),
-        Ok(()) => {
-            // What stays goes with the namespace; only the next kind would find its place taken.
-            let _ = send(socket, remove);
-            probed::<Error>(Ok(()))
-        }
-        Err(error) => probed(Err(error)),
-    }
 }
 
 fn base_chain(name: &'static str, kind: ChainKind, hook: Hook) -> Chain<'static> {
@@ -351,7 +317,6 @@ fn probe_nft() -> Vec<(&'static str, Result<(), Error>)> {
                 });
             }),
         ),
-        ("flow tables", trial(&|batch| batch.add_flowtable("f"))),
         ("transparent proxy", trial(&add_transparent_proxy)),
     ]
 }

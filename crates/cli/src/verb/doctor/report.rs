@@ -197,52 +197,16 @@ const FEATURES: &[(&str, &str, &str, &str)] = &[
         "modprobe macvlan (CONFIG_MACVLAN)",
     ),
     (
-        "dummy",
-        KERNEL,
-        "a bridge without ports",
-        "modprobe dummy (CONFIG_DUMMY)",
-    ),
-    (
-        "ifb",
-        KERNEL,
-        "nothing: not used yet",
-        "modprobe ifb (CONFIG_IFB)",
-    ),
-    (
         "fq",
         KERNEL,
         "no pacing",
         "modprobe sch_fq (CONFIG_NET_SCH_FQ)",
     ),
     (
-        "netem",
-        KERNEL,
-        "nothing: not used yet",
-        "modprobe sch_netem (CONFIG_NET_SCH_NETEM)",
-    ),
-    (
-        "tbf",
-        KERNEL,
-        "nothing: not used yet",
-        "modprobe sch_tbf (CONFIG_NET_SCH_TBF)",
-    ),
-    (
-        "htb",
-        KERNEL,
-        "nothing: not used yet",
-        "modprobe sch_htb (CONFIG_NET_SCH_HTB)",
-    ),
-    (
         "transparent proxy",
         KERNEL,
         "no traffic over TLS (`sandwire relay`)",
         "modprobe nft_tproxy nft_socket (CONFIG_NFT_TPROXY, CONFIG_NFT_SOCKET)",
-    ),
-    (
-        "flow tables",
-        KERNEL,
-        "rules for every packet",
-        "modprobe nf_flow_table nf_flow_table_inet (CONFIG_NF_FLOW_TABLE)",
     ),
 ];
 
