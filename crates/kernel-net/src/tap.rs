@@ -128,15 +128,6 @@ impl Opened {
         check(unsafe { libc::ioctl(self.0.as_raw_fd(), libc::TUNSETCARRIER, &raw const carrier) })
             .map_err(|source| Error::system("set the carrier of", "tap", source))
     }
-
-    /// Lets the interface go with its last user instead of staying.
-    ///
-    /// # Errors
-    /// The kernel refuses.
-    pub fn make_transient(&self) -> Result<(), Error> {
-        set_number(&self.0, libc::TUNSETPERSIST, 0)
-            .map_err(|source| Error::system("make transient", "tap", source))
-    }
 }
 
 /// Features of its side that a virtio driver accepts: complete or partial checksums, and TCP and UDP
