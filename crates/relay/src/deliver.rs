@@ -23,10 +23,12 @@ use crate::{
     connection::Books,
     credentials::{Life, Store, name_of},
     egress::udp::describe,
+    fair::{Bounds, Fair},
     metrics::Metrics,
     openings::{Openings, Place},
     pump::{Secure, SecureReader, SecureWriter},
     report::Report,
+    room::Rooms,
     seldom::Seldom,
     senders::{Quota, Share},
     transport::{
@@ -49,14 +51,23 @@ pub(crate) fn streams_max(limits: &Limits) -> usize {
     limits.connections_per_host + limits.openings
 }
 
+/// What hosts may have. Of that, none has to leave others any.
+pub(crate) fn of_hosts(per_sender: usize, per_host: usize) -> Bounds {
+    Bounds {
+        per_sender,
+        per_host,
+        all: usize::MAX,
+    }
+}
+
 /// What all connections need.
 pub(crate) struct Destination {
     /// Where it may deliver now, and for whom.
     pub(crate) deliver: watch::Sender<Arc<Deliver>>,
     pub(crate) limits: Limits,
     pub(crate) store: Store,
-    pub(crate) connections: Quotas,
-    pub(crate) flows: Quotas,
+    pub(crate) connections: Rooms,
+    pub(crate) flows: Arc<Fair<udp::FlowKey>>,
     pub(crate) channels: Arc<Quota>,
     /// Streams of QUIC that each host has, from their first byte on: each has memory of its own before it is anything else.
     pub(crate) streams: Arc<Quota>,
@@ -95,35 +106,6 @@ impl Destination {
             most: CHANNELS_MAX,
         })
     }
-}
-
-/// How many of something each sender may have, and each host with whatever senders it names.
-pub(crate) struct Quotas {
-    senders: Arc<Quota>,
-    hosts: Arc<Quota>,
-}
-
-impl Quotas {
-    pub(crate) fn new(per_sender: usize, per_host: usize) -> Self {
-        Self {
-            senders: Quota::new(per_sender),
-            hosts: Quota::new(per_host),
-        }
-    }
-
-    /// Takes one, unless the sender or the host has as many as it may.
-    fn take(&self, host: &Arc<str>, sender: &str) -> Option<Shares> {
-        let of_host = self.hosts.take(host)?;
-        let of_sender = self.senders.take(&format!("{host}\n{sender}").into())?;
-        Some(Shares {
-            _of: [of_host, of_sender],
-        })
-    }
-}
-
-/// One of them; given back when dropped.
-struct Shares {
-    _of: [Share; 2],
 }
 
 /// A host that is connected.

@@ -37,8 +37,9 @@ use crate::{
     children::{self, NamedChild},
     config::{Config, Deliver, Egress},
     credentials::{self, CredentialsError, Store},
-    deliver::{self, Destination, Ports, Quotas},
+    deliver::{self, Destination, Ports, of_hosts},
     egress::{Host, udp, udp::Flows},
+    fair::Fair,
     metrics::{self, Metrics},
     openings::Openings,
     privileges,
@@ -396,8 +397,11 @@ impl Base<'_> {
         let limits = self.config.limits.clone();
         let destination = Arc::new(Destination {
             deliver: watch::Sender::new(Arc::new(deliver.clone())),
-            connections: Quotas::new(limits.connections_per_sender, limits.connections_per_host),
-            flows: Quotas::new(limits.flows_per_sender, limits.flows_per_host),
+            connections: Fair::new(of_hosts(
+                limits.connections_per_sender,
+                limits.connections_per_host,
+            )),
+            flows: Fair::new(of_hosts(limits.flows_per_sender, limits.flows_per_host)),
             channels: Quota::new(deliver::CHANNELS_MAX),
             streams: Quota::new(deliver::streams_max(&limits)),
             ports: Ports::of_machine(),

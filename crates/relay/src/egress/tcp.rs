@@ -6,18 +6,16 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tokio::{net::TcpStream, sync::Notify, time::sleep};
+use tokio::{net::TcpStream, time::sleep};
 
-use super::{
-    Host,
-    fair::{Fair, Part},
-};
+use super::Host;
 use crate::{
     config::Protocol,
     connection::Plain,
     liveness::end_when_gone,
     pump::prepare,
     report::Subject,
+    room::Room,
     seldom::Seldom,
     wire::{Answer, Opening},
 };
@@ -76,7 +74,7 @@ async fn relay(host: &Host, stream: TcpStream, source: SocketAddr, place: u16) {
         destination,
         started: Instant::now(),
     };
-    let Some(room) = Room::take(&host.connections, &sender) else {
+    let Some(room) = Room::take(&host.connections, &subject.host, &sender) else {
         host.metrics.connections_limited.add(1);
         host.report.add(&subject, Answer::TooMany.name(), (0, 0));
         return refuse("its sender has too many");
@@ -145,38 +143,10 @@ async fn find_or_ask(host: &Host, address: IpAddr) -> Result<Option<Arc<str>>, T
     if known.is_some() {
         return Ok(known);
     }
-    let room = Room::take(&host.unknown, &address.to_string().into()).ok_or(TooMany)?;
+    let room = Room::take(&host.unknown, &"".into(), &address.to_string().into()).ok_or(TooMany)?;
     tokio::select! {
         found = host.senders.ask(address) => Ok(found),
         () = room.lost() => Err(TooMany),
-    }
-}
-
-/// What a connection takes up of what there is for all senders.
-struct Room {
-    _part: Part<Arc<Notify>>,
-    lost: Arc<Notify>,
-    /// How many others were ended for it.
-    displaced: u64,
-}
-
-impl Room {
-    fn take(of: &Arc<Fair<Arc<Notify>>>, sender: &Arc<str>) -> Option<Self> {
-        let lost = Arc::<Notify>::default();
-        let (part, displaced) = of.take(sender, lost.clone())?;
-        if let Some(displaced) = &displaced {
-            displaced.key.notify_one();
-        }
-        Some(Self {
-            _part: part,
-            lost,
-            displaced: displaced.is_some().into(),
-        })
-    }
-
-    /// Waits until another one has it.
-    async fn lost(&self) {
-        self.lost.notified().await;
     }
 }
 
