@@ -10,7 +10,7 @@ use std::{
     path::{Path, PathBuf},
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
         mpsc,
     },
     thread,
@@ -19,15 +19,18 @@ use std::{
 
 use serde::Serialize;
 
-use crate::{config::Protocol, metrics::Metrics};
-
-/// Lines that may wait to be written.
-const WAITING_MAX: usize = 4096;
+use crate::{
+    config::{Limits, Protocol},
+    metrics::Metrics,
+};
 
 /// Where lines go. They are written by a thread of its own, so that a slow disk holds nobody up.
 #[derive(Clone)]
 pub(crate) struct Report {
-    queue: mpsc::SyncSender<Work>,
+    queue: mpsc::Sender<Work>,
+    /// Lines in the queue, and how many these may be.
+    waiting: Arc<AtomicUsize>,
+    waiting_max: usize,
     /// The file is to be opened again, whatever waits in the queue.
     is_moved: Arc<AtomicBool>,
     metrics: Arc<Metrics>,
@@ -112,11 +115,33 @@ fn open(path: &Path) -> io::Result<File> {
     options.create(true).append(true).mode(0o640).open(path)
 }
 
+/// Lines of all that may end at the same moment: a new configuration, a host that goes or the end of this relay ends all
+/// that there is. The writer needs longer for them.
+pub(crate) fn lines_max(limits: &Limits) -> usize {
+    [
+        limits.connections,
+        limits.flows,
+        limits.connections_per_host,
+        limits.flows_per_host,
+    ]
+    .into_iter()
+    .fold(0, usize::saturating_add)
+}
+
 impl Report {
-    /// Starts the thread that writes, which has the privileges that the caller has left.
-    pub(crate) fn start(output: Output, metrics: Arc<Metrics>) -> io::Result<(Self, Writer)> {
-        let (queue, work) = mpsc::sync_channel(WAITING_MAX);
-        let is_moved = Arc::new(AtomicBool::new(false));
+    /// Starts the thread that writes, which has the privileges that the caller has left. So many lines may wait for it.
+    pub(crate) fn start(
+        output: Output,
+        waiting_max: usize,
+        metrics: Arc<Metrics>,
+    ) -> io::Result<(Self, Writer)> {
+        let (queue, work) = mpsc::channel();
+        let (waiting, is_moved) = (Arc::<AtomicUsize>::default(), Arc::<AtomicBool>::default());
+        let taken = waiting.clone();
+        let work = work.into_iter().inspect(move |work| {
+            let lines = usize::from(matches!(work, Work::Line(_)));
+            taken.fetch_sub(lines, Ordering::Relaxed);
+        });
         let (asked, counted) = (is_moved.clone(), metrics.clone());
         let (writing, done) = mpsc::channel();
         thread::Builder::new()
@@ -127,6 +152,8 @@ impl Report {
             })?;
         let report = Self {
             queue,
+            waiting,
+            waiting_max,
             is_moved,
             metrics,
         };
@@ -136,8 +163,8 @@ impl Report {
     /// Has the file opened again, before whatever is written next.
     pub(crate) fn open_again(&self) {
         self.is_moved.store(true, Ordering::Release);
-        // Where the queue is full, the writer looks soon without being woken.
-        let _ = self.queue.try_send(Work::Look);
+        // The writer is there as long as this is.
+        let _ = self.queue.send(Work::Look);
     }
 
     pub(crate) fn add(&self, subject: &Subject, outcome: &'static str, (out, back): (u64, u64)) {
@@ -158,16 +185,23 @@ impl Report {
             to_destination_bytes: out,
             from_destination_bytes: back,
         };
-        if self.queue.try_send(Work::Line(line)).is_err() {
+        if !self.has_taken_room() || self.queue.send(Work::Line(line)).is_err() {
             self.metrics.reports_lost.add(1);
         }
+    }
+
+    fn has_taken_room(&self) -> bool {
+        let one_more = |waiting| (waiting < self.waiting_max).then_some(waiting + 1);
+        self.waiting
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more)
+            .is_ok()
     }
 }
 
 /// Writes until every [`Report`] is gone.
 fn write_all(
     mut output: Output,
-    work: mpsc::Receiver<Work>,
+    work: impl Iterator<Item = Work>,
     is_moved: &AtomicBool,
     metrics: &Metrics,
 ) {
@@ -241,6 +275,11 @@ impl Writer {
 
 #[cfg(test)]
 mod tests {
+    use std::{
+        io::{BufRead, BufReader},
+        os::{fd::OwnedFd, unix::net::UnixStream},
+    };
+
     use super::*;
 
     /// A disk with room for so many bytes.
@@ -270,15 +309,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let [path, moved] = ["report", "report.1"].map(|name| folder.path().join(name));
         let output = Output::open(Some(&path)).unwrap();
-        let (report, writer) = Report::start(output, Arc::new(Metrics::default())).unwrap();
-        let subject = |sender: &str| Subject {
-            protocol: Protocol::Tcp,
-            host: "a".into(),
-            sender: sender.into(),
-            source: ([192, 0, 2, 1], 80).into(),
-            destination: ([192, 0, 2, 2], 80).into(),
-            started: Instant::now(),
-        };
+        let (report, writer) = Report::start(output, 8, Arc::new(Metrics::default())).unwrap();
         report.add(&subject("before"), "closed", (1, 2));
         wait_until(|| std::fs::read(&path).is_ok_and(|text| text.ends_with(b"\n")));
         std::fs::rename(&path, &moved).unwrap();
@@ -299,6 +330,40 @@ mod tests {
         assert_eq!(senders, [["before"], ["after"]]);
         let mode = std::os::unix::fs::PermissionsExt::mode(&path.metadata().unwrap().permissions());
         assert_eq!(mode & 0o137, 0, "{mode:o}");
+    }
+
+    fn subject(sender: &str) -> Subject {
+        Subject {
+            protocol: Protocol::Tcp,
+            host: "a".into(),
+            sender: sender.into(),
+            source: ([192, 0, 2, 1], 80).into(),
+            destination: ([192, 0, 2, 2], 80).into(),
+            started: Instant::now(),
+        }
+    }
+
+    /// Lines that come of so many at once while nobody takes them, and how many are counted as lost.
+    fn come_of(lines: usize, waiting_max: usize) -> (usize, u64) {
+        let (reader, writer) = UnixStream::pair().unwrap();
+        let output = Output::File("nowhere".into(), File::from(OwnedFd::from(writer)));
+        let metrics = Arc::new(Metrics::default());
+        let (report, _writer) = Report::start(output, waiting_max, metrics.clone()).unwrap();
+        for _ in 0..lines {
+            report.add(&subject("a"), "cut", (0, 0));
+        }
+        drop(report);
+        let come = BufReader::new(reader).lines().map(Result::unwrap).count();
+        (come, metrics.reports_lost.get())
+    }
+
+    #[test]
+    fn what_ends_at_once_is_written_and_what_is_more_than_may_wait_is_counted() {
+        const MANY: usize = 40_000;
+        assert_eq!(come_of(MANY, MANY), (MANY, 0));
+        let (come, lost) = come_of(MANY, 100);
+        assert_eq!(come + usize::try_from(lost).unwrap(), MANY);
+        assert!(lost > 0, "the kernel keeps more than {MANY} lines");
     }
 
     fn wait_until(is_so: impl Fn() -> bool) {

@@ -190,7 +190,7 @@ mod tests {
     fn host(folder: &Path) -> Host {
         let config = Config::parse(Path::new("relay.toml"), TEXT).unwrap();
         let output = Output::open(Some(&folder.join("report"))).unwrap();
-        let (report, _) = Report::start(output, Arc::default()).unwrap();
+        let (report, _) = Report::start(output, 8, Arc::default()).unwrap();
         let egress = config.egress.unwrap();
         Host::new(egress, Vec::new(), config.limits, Arc::default(), report)
     }
