@@ -1,15 +1,18 @@
-//! The report: one line of JSON for each connection and each flow of datagrams, when it ends.
+//! The report: one line of JSON for each connection and each flow of datagrams, when it ends; of many refused ones, for some.
 //!
 //! Its file may be moved away by whoever rotates logs, and is then opened again by its name.
+
+mod refusals;
 
 use std::{
     fs::{File, OpenOptions},
     io::{self, Write},
     net::SocketAddr,
+    num::NonZero,
     os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
     sync::{
-        Arc,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicBool, AtomicUsize, Ordering},
         mpsc,
     },
@@ -19,6 +22,7 @@ use std::{
 
 use serde::Serialize;
 
+use self::refusals::Refusals;
 use crate::{
     config::{Limits, Protocol},
     metrics::Metrics,
@@ -31,6 +35,7 @@ pub(crate) struct Report {
     /// Lines in the queue, and how many these may be.
     waiting: Arc<AtomicUsize>,
     waiting_max: usize,
+    refusals: Arc<Mutex<Refusals>>,
     /// The file is to be opened again, whatever waits in the queue.
     is_moved: Arc<AtomicBool>,
     metrics: Arc<Metrics>,
@@ -70,6 +75,9 @@ struct Line {
     outcome: &'static str,
     to_destination_bytes: u64,
     from_destination_bytes: u64,
+    /// Connections that were refused before this one and have no line.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    left_out: Option<NonZero<u64>>,
 }
 
 /// What a line will be about.
@@ -154,6 +162,7 @@ impl Report {
             queue,
             waiting,
             waiting_max,
+            refusals: Arc::default(),
             is_moved,
             metrics,
         };
@@ -167,7 +176,30 @@ impl Report {
         let _ = self.queue.send(Work::Look);
     }
 
-    pub(crate) fn add(&self, subject: &Subject, outcome: &'static str, (out, back): (u64, u64)) {
+    pub(crate) fn add(&self, subject: &Subject, outcome: &'static str, bytes: (u64, u64)) {
+        self.add_line(subject, outcome, bytes, 0);
+    }
+
+    /// For a connection that was never carried: a line, unless its sender or host has had many such lately.
+    pub(crate) fn add_refused(&self, subject: &Subject, outcome: &'static str) {
+        let admitted = {
+            let refusals = self.refusals.lock();
+            let mut refusals = refusals.unwrap_or_else(PoisonError::into_inner);
+            refusals.admit(&subject.host, &subject.sender, Instant::now())
+        };
+        match admitted {
+            Some(left_out) => self.add_line(subject, outcome, (0, 0), left_out),
+            None => self.metrics.reports_left_out.add(1),
+        }
+    }
+
+    fn add_line(
+        &self,
+        subject: &Subject,
+        outcome: &'static str,
+        (out, back): (u64, u64),
+        left_out: u64,
+    ) {
         let lasted = subject.started.elapsed();
         let started = SystemTime::now()
             .duration_since(SystemTime::UNIX_EPOCH)
@@ -184,6 +216,7 @@ impl Report {
             outcome,
             to_destination_bytes: out,
             from_destination_bytes: back,
+            left_out: NonZero::new(left_out),
         };
         if !self.has_taken_room() || self.queue.send(Work::Line(line)).is_err() {
             self.metrics.reports_lost.add(1);
@@ -366,6 +399,35 @@ mod tests {
         assert!(lost > 0, "the kernel keeps more than {MANY} lines");
     }
 
+    #[test]
+    fn of_many_refused_connections_some_have_a_line_and_one_tells_of_the_others() {
+        const MANY: usize = 5000;
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("report");
+        let output = Output::open(Some(&path)).unwrap();
+        let metrics = Arc::new(Metrics::default());
+        let (report, writer) = Report::start(output, MANY, metrics.clone()).unwrap();
+        for _ in 0..MANY {
+            report.add_refused(&subject("loud"), "denied");
+        }
+        report.add(&subject("loud"), "closed", (1, 2));
+        report.add_line(&subject("loud"), "denied", (0, 0), 7);
+        drop(report);
+        writer.finish(Duration::from_secs(60));
+        let text = std::fs::read_to_string(&path).unwrap();
+        let lines = text.lines().map(|line| serde_json::from_str(line).unwrap());
+        let lines: Vec<serde_json::Value> = lines.collect();
+        let (refused, [carried, telling]) = lines.split_last_chunk().unwrap();
+        let left_out = usize::try_from(metrics.reports_left_out.get()).unwrap();
+        assert_eq!(refused.len() + left_out, MANY);
+        assert!(left_out > 0, "each has a line");
+        assert_eq!(
+            (&carried["outcome"], carried.get("left_out")),
+            (&"closed".into(), None)
+        );
+        assert_eq!(telling["left_out"], 7);
+    }
+
     fn wait_until(is_so: impl Fn() -> bool) {
         let begun = Instant::now();
         while !is_so() {
@@ -388,6 +450,7 @@ mod tests {
             outcome: "done",
             to_destination_bytes: 1,
             from_destination_bytes: 2,
+            left_out: None,
         };
         let whole = serde_json::to_string(&line).unwrap();
         let (text, room) = (Vec::new(), whole.len() + 11);

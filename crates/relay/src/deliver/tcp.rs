@@ -44,7 +44,7 @@ pub(super) async fn deliver(
         Ok(connected) => connected,
         Err(answer) => {
             here.metrics.connections_refused.add(1);
-            here.report.add(&subject, answer.name(), (0, 0));
+            here.report.add_refused(&subject, answer.name());
             // Nobody is to have it.
             secure.reader.stop();
             if !say(here, &mut secure, answer).await {
@@ -54,7 +54,7 @@ pub(super) async fn deliver(
         }
     };
     if !say(here, &mut secure, Answer::Connected).await {
-        here.report.add(&subject, "cut", (0, 0));
+        here.report.add_refused(&subject, "cut");
         secure.cut();
         return;
     }

@@ -76,7 +76,7 @@ async fn relay(host: &Host, stream: TcpStream, source: SocketAddr, place: u16) {
     };
     let Some(room) = Room::take(&host.connections, &subject.host, &sender) else {
         host.metrics.connections_limited.add(1);
-        host.report.add(&subject, Answer::TooMany.name(), (0, 0));
+        host.report.add_refused(&subject, Answer::TooMany.name());
         return refuse("its sender has too many");
     };
     host.metrics.connections_displaced.add(room.displaced);
@@ -93,17 +93,20 @@ async fn relay(host: &Host, stream: TcpStream, source: SocketAddr, place: u16) {
     };
     let opened = tokio::select! {
         opened = link.open(&opening) => opened,
-        reason = cut() => return refuse(&reason),
+        reason = cut() => {
+            host.report.add_refused(&subject, "cut");
+            return refuse(&reason);
+        }
     };
     let secure = match opened {
         Ok((secure, Answer::Connected)) => secure,
         Ok((_, answer)) => {
-            host.report.add(&subject, answer.name(), (0, 0));
+            host.report.add_refused(&subject, answer.name());
             return refuse(answer.name());
         }
         Err(error) => {
             tracing::warn!(%sender, %destination, peer = %link.peer.name, %error, "a connection can't be relayed");
-            host.report.add(&subject, "peer_away", (0, 0));
+            host.report.add_refused(&subject, "peer_away");
             return refuse("the peer is away");
         }
     };
