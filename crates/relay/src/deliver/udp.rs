@@ -17,7 +17,11 @@ use std::{
 
 use bytes::Bytes;
 use sandwire_kernel_net::datagrams::{Receiver, Sender};
-use tokio::{io::Interest, task::JoinSet, time::sleep};
+use tokio::{
+    io::Interest,
+    task::{JoinError, JoinSet},
+    time::sleep,
+};
 
 use super::{Caller, Destination};
 use crate::{
@@ -117,12 +121,11 @@ pub(super) async fn deliver(
             outcome = incoming.receive(&mut packets) => if let Err(error) = outcome {
                 return error;
             },
-            Some(ended) = session.answering.join_next() => {
-                if let Ok(ended) = ended {
-                    session.forget(&ended);
-                }
-                continue;
-            }
+            Some(ended) = session.answering.join_next() => session.note_end(ended),
+        }
+        // All of them: until it is forgotten, a socket has its port.
+        while let Some(ended) = session.answering.try_join_next() {
+            session.note_end(ended);
         }
         session.pass_on(&packets, &mut unpacker, &mut sender);
         if mem::take(&mut session.has_displaced) {
@@ -133,6 +136,13 @@ pub(super) async fn deliver(
 }
 
 impl Session<'_> {
+    fn note_end(&mut self, ended: Result<Arc<Origin>, JoinError>) {
+        // One that has panicked ends with the channel.
+        if let Ok(ended) = ended {
+            self.forget(&ended);
+        }
+    }
+
     /// Unless there is another one for that address already.
     fn forget(&mut self, ended: &Arc<Origin>) {
         let known = self.origins.get(&ended.source);

@@ -61,7 +61,11 @@ async fn relay(host: &Host, stream: TcpStream, source: SocketAddr, place: u16) {
     let Some(ticket) = host.carried.enter(host, place, (source, destination)) else {
         return refuse("its destination isn't redirected");
     };
-    let sender = match find_sender(host, place, (source, destination)).await {
+    let found = tokio::select! {
+        found = find_sender(host, place, (source, destination)) => found,
+        reason = ticket.cut() => return refuse(&reason),
+    };
+    let sender = match found {
         Ok(sender) => sender,
         Err(reason) => return refuse(reason),
     };
@@ -187,6 +191,10 @@ mod tests {
         from = ["10.64.0.0/24"]
         to = ["198.51.100.0/24"]
         via = "beyond"
+        [[redirect]]
+        from = ["127.0.0.0/8"]
+        to = ["127.0.0.0/8"]
+        via = "beyond"
     "#;
 
     /// One whose daemon is never asked.
@@ -196,6 +204,27 @@ mod tests {
         let (report, _) = Report::start(output, 8, Arc::default()).unwrap();
         let egress = config.egress.unwrap();
         Host::new(egress, Vec::new(), config.limits, Arc::default(), report)
+    }
+
+    #[tokio::test]
+    async fn one_that_waits_for_the_daemon_ends_when_it_is_not_redirected_any_more() {
+        let folder = tempfile::tempdir().unwrap();
+        let host = host(folder.path());
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (client, accepted) = tokio::join!(TcpStream::connect(address), listener.accept());
+        let (_client, (stream, source)) = (client.unwrap(), accepted.unwrap());
+        let mut relaying = Box::pin(relay(&host, stream, source, 0));
+        let waits = timeout(Duration::ZERO, &mut relaying).await;
+        assert!(waits.is_err(), "it is refused at once");
+        let mut egress = (*host.now()).clone();
+        egress.redirects.clear();
+        // The kernel is told when the change is done.
+        tokio::select! {
+            biased;
+            () = &mut relaying => {}
+            () = host.change(Arc::new(egress)) => panic!("it is there still"),
+        }
     }
 
     #[tokio::test]
