@@ -51,11 +51,21 @@ pub(crate) fn streams_max(limits: &Limits) -> usize {
     limits.connections_per_host + limits.openings
 }
 
-/// What hosts may have. Of that, none has to leave others any.
-pub(crate) fn of_hosts(per_sender: usize, per_host: usize) -> Bounds {
+/// TCP connections that hosts may have in a process with so many descriptors: each takes three in TLS. The rest is for
+/// sockets for datagrams, and for what hasn't begun.
+pub(crate) fn connections(limits: &Limits, descriptors: usize) -> Bounds {
     Bounds {
-        per_sender,
-        per_host,
+        per_sender: limits.connections_per_sender,
+        per_host: limits.connections_per_host,
+        all: descriptors / 4,
+    }
+}
+
+/// Flows that hosts may have, of which none has to leave others any.
+pub(crate) fn flows(limits: &Limits) -> Bounds {
+    Bounds {
+        per_sender: limits.flows_per_sender,
+        per_host: limits.flows_per_host,
         all: usize::MAX,
     }
 }
@@ -313,4 +323,45 @@ async fn deliver_datagrams(
         reason = caller.life.clone().end() => reason,
     };
     tracing::info!(host = %caller.name, from = %caller.address, %reason, "a host's channel has ended");
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::{config::Config, privileges::DESCRIPTORS, room::Room};
+
+    const TEXT: &str = r#"
+        [tls]
+        certificate = "a"
+        key = "b"
+        authorities = "c"
+        [deliver]
+        listen = ["127.0.0.1:1"]
+        clients = ["a.example"]
+        allow = ["198.51.100.0/24"]
+    "#;
+
+    #[test]
+    fn hosts_that_take_what_they_may_leave_others_connections_and_the_relay_descriptors() {
+        let limits = Config::parse(Path::new("relay.toml"), TEXT).unwrap().limits;
+        let descriptors = usize::try_from(DESCRIPTORS).unwrap();
+        let connections = Fair::new(connections(&limits, descriptors));
+        let mut open = Vec::new();
+        let mut taken = 0;
+        for host in ["a", "b", "c", "d"] {
+            for number in 0..limits.connections_per_host {
+                let sender = format!("sender {}", number % 64);
+                let Some(room) = Room::take(&connections, &host.into(), &sender.into()) else {
+                    break;
+                };
+                taken += 1 - usize::try_from(room.displaced).unwrap();
+                open.push(room);
+            }
+        }
+        assert!(taken > 2 * limits.connections_per_host - 64, "{taken}");
+        assert!(3 * taken + limits.openings < descriptors, "{taken}");
+        assert!(Room::take(&connections, &"few".into(), &"one".into()).is_some());
+    }
 }

@@ -37,7 +37,7 @@ use crate::{
     children::{self, NamedChild},
     config::{Config, Deliver, Egress},
     credentials::{self, CredentialsError, Store},
-    deliver::{self, Destination, Ports, of_hosts},
+    deliver::{self, Destination, Ports},
     egress::{Host, udp, udp::Flows},
     fair::Fair,
     metrics::{self, Metrics},
@@ -399,11 +399,8 @@ impl Base<'_> {
         let limits = self.config.limits.clone();
         let destination = Arc::new(Destination {
             deliver: watch::Sender::new(Arc::new(deliver.clone())),
-            connections: Fair::new(of_hosts(
-                limits.connections_per_sender,
-                limits.connections_per_host,
-            )),
-            flows: Fair::new(of_hosts(limits.flows_per_sender, limits.flows_per_host)),
+            connections: Fair::new(deliver::connections(&limits, privileges::descriptors())),
+            flows: Fair::new(deliver::flows(&limits)),
             channels: Quota::new(deliver::CHANNELS_MAX),
             streams: Quota::new(deliver::streams_max(&limits)),
             ports: Ports::of_machine(),

@@ -62,7 +62,7 @@ pub(super) async fn deliver(
     let cut = async {
         tokio::select! {
             reason = until_denied(changes, *destination) => reason,
-            () = room.lost() => "its sender had most of its host's, and another one wants some".to_owned(),
+            () = room.lost() => "its sender or host had most, and others want some".to_owned(),
         }
     };
     here.books().carry(&subject, plain, secure, cut).await;
