@@ -23,10 +23,12 @@ use crate::{
     connection::Books,
     credentials::{Life, Store, name_of},
     egress::udp::describe,
+    fair::{Bounds, Fair},
     metrics::Metrics,
     openings::{Openings, Place},
     pump::{Secure, SecureReader, SecureWriter},
     report::Report,
+    room::Rooms,
     seldom::Seldom,
     senders::{Quota, Share},
     transport::{
@@ -49,14 +51,33 @@ pub(crate) fn streams_max(limits: &Limits) -> usize {
     limits.connections_per_host + limits.openings
 }
 
+/// TCP connections that hosts may have in a process with so many descriptors: each takes three in TLS. The rest is for
+/// sockets for datagrams, and for what hasn't begun.
+pub(crate) fn connections(limits: &Limits, descriptors: usize) -> Bounds {
+    Bounds {
+        per_sender: limits.connections_per_sender,
+        per_host: limits.connections_per_host,
+        all: descriptors / 4,
+    }
+}
+
+/// Flows that hosts may have, of which none has to leave others any.
+pub(crate) fn flows(limits: &Limits) -> Bounds {
+    Bounds {
+        per_sender: limits.flows_per_sender,
+        per_host: limits.flows_per_host,
+        all: usize::MAX,
+    }
+}
+
 /// What all connections need.
 pub(crate) struct Destination {
     /// Where it may deliver now, and for whom.
     pub(crate) deliver: watch::Sender<Arc<Deliver>>,
     pub(crate) limits: Limits,
     pub(crate) store: Store,
-    pub(crate) connections: Quotas,
-    pub(crate) flows: Quotas,
+    pub(crate) connections: Rooms,
+    pub(crate) flows: Arc<Fair<udp::FlowKey>>,
     pub(crate) channels: Arc<Quota>,
     /// Streams of QUIC that each host has, from their first byte on: each has memory of its own before it is anything else.
     pub(crate) streams: Arc<Quota>,
@@ -95,35 +116,6 @@ impl Destination {
             most: CHANNELS_MAX,
         })
     }
-}
-
-/// How many of something each sender may have, and each host with whatever senders it names.
-pub(crate) struct Quotas {
-    senders: Arc<Quota>,
-    hosts: Arc<Quota>,
-}
-
-impl Quotas {
-    pub(crate) fn new(per_sender: usize, per_host: usize) -> Self {
-        Self {
-            senders: Quota::new(per_sender),
-            hosts: Quota::new(per_host),
-        }
-    }
-
-    /// Takes one, unless the sender or the host has as many as it may.
-    fn take(&self, host: &Arc<str>, sender: &str) -> Option<Shares> {
-        let of_host = self.hosts.take(host)?;
-        let of_sender = self.senders.take(&format!("{host}\n{sender}").into())?;
-        Some(Shares {
-            _of: [of_host, of_sender],
-        })
-    }
-}
-
-/// One of them; given back when dropped.
-struct Shares {
-    _of: [Share; 2],
 }
 
 /// A host that is connected.
@@ -331,4 +323,45 @@ async fn deliver_datagrams(
         reason = caller.life.clone().end() => reason,
     };
     tracing::info!(host = %caller.name, from = %caller.address, %reason, "a host's channel has ended");
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::{config::Config, privileges::DESCRIPTORS, room::Room};
+
+    const TEXT: &str = r#"
+        [tls]
+        certificate = "a"
+        key = "b"
+        authorities = "c"
+        [deliver]
+        listen = ["127.0.0.1:1"]
+        clients = ["a.example"]
+        allow = ["198.51.100.0/24"]
+    "#;
+
+    #[test]
+    fn hosts_that_take_what_they_may_leave_others_connections_and_the_relay_descriptors() {
+        let limits = Config::parse(Path::new("relay.toml"), TEXT).unwrap().limits;
+        let descriptors = usize::try_from(DESCRIPTORS).unwrap();
+        let connections = Fair::new(connections(&limits, descriptors));
+        let mut open = Vec::new();
+        let mut taken = 0;
+        for host in ["a", "b", "c", "d"] {
+            for number in 0..limits.connections_per_host {
+                let sender = format!("sender {}", number % 64);
+                let Some(room) = Room::take(&connections, &host.into(), &sender.into()) else {
+                    break;
+                };
+                taken += 1 - usize::try_from(room.displaced).unwrap();
+                open.push(room);
+            }
+        }
+        assert!(taken > 2 * limits.connections_per_host - 64, "{taken}");
+        assert!(3 * taken + limits.openings < descriptors, "{taken}");
+        assert!(Room::take(&connections, &"few".into(), &"one".into()).is_some());
+    }
 }

@@ -2,7 +2,6 @@
 
 mod answers;
 mod carried;
-mod fair;
 pub(crate) mod tcp;
 pub(crate) mod udp;
 
@@ -11,14 +10,16 @@ use std::{
     sync::Arc,
 };
 
-use tokio::sync::{Notify, watch};
+use tokio::sync::watch;
 
-use self::{carried::Carried, fair::Fair};
+use self::carried::Carried;
 use crate::{
     config::{Egress, Limits, Origin, Protocol, Sender},
     connection::Books,
+    fair::{Bounds, Fair},
     metrics::Metrics,
     report::Report,
+    room::Rooms,
     senders::Senders,
     transport::peer::Link,
 };
@@ -32,10 +33,10 @@ pub(crate) struct Host {
     carried: Carried,
     /// In the order of the configuration's peers, which stays.
     pub(crate) links: Vec<Arc<Link>>,
-    pub(crate) connections: Arc<Fair<Arc<Notify>>>,
+    pub(crate) connections: Rooms,
     pub(crate) flows: Arc<Fair<udp::Pair>>,
     /// TCP connections of addresses of nobody that is known, until the daemon has been asked.
-    pub(crate) unknown: Arc<Fair<Arc<Notify>>>,
+    pub(crate) unknown: Rooms,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) report: Report,
 }
@@ -51,9 +52,12 @@ impl Host {
         Self {
             senders: Senders::new(&egress),
             carried: Carried::default(),
-            connections: Fair::new(limits.connections_per_sender, limits.connections),
-            flows: Fair::new(limits.flows_per_sender, limits.flows),
-            unknown: Fair::new(usize::MAX, limits.openings),
+            connections: Fair::new(of_senders(
+                limits.connections_per_sender,
+                limits.connections,
+            )),
+            flows: Fair::new(of_senders(limits.flows_per_sender, limits.flows)),
+            unknown: Fair::new(of_senders(usize::MAX, limits.openings)),
             egress: watch::Sender::new(egress.into()),
             limits,
             links,
@@ -86,6 +90,15 @@ impl Host {
             metrics: &self.metrics,
             report: &self.report,
         }
+    }
+}
+
+/// What this host's senders may have. There is no other host here.
+fn of_senders(per_sender: usize, all: usize) -> Bounds {
+    Bounds {
+        per_sender,
+        per_host: all,
+        all,
     }
 }
 

@@ -92,6 +92,7 @@ metrics! {
     openings_timed_out counter "sandwire_relay_openings_timed_out_total" "Connections of those that failed, and streams in QUIC, that did not begin in time, and those whose answer was not taken";
     steering_restored counter "sandwire_relay_steering_restored_total" "Times that rules of nftables or of routing, or elements of its sets, were gone and were made again";
     pools_not_relayed gauge "sandwire_relay_pools_not_relayed" "Pools, by redirect, whose containers have dropped what is redirected: their interfaces are children of the host's";
+    reports_left_out counter "sandwire_relay_reports_left_out_total" "Refused connections that have no line of the report, as their sender or host had many";
     reports_lost counter "sandwire_relay_reports_lost_total" "Lines of the report that found a full queue, or could not be written";
 }
 
@@ -116,7 +117,7 @@ impl Count {
         self.0.store(count, Ordering::Relaxed);
     }
 
-    fn get(&self) -> u64 {
+    pub(crate) fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
 }

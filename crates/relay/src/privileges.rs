@@ -1,5 +1,6 @@
 //! What the relay keeps once its sockets are open.
 
+use rustix::process::{Resource, getrlimit};
 use sandwire_kernel_net::privileges::{CapabilitySet, Kept};
 
 /// What the host's side keeps, and why. The peer's side keeps nothing.
@@ -16,3 +17,10 @@ pub(crate) const KEPT: &[Kept] = &[
 
 /// Descriptors that are wanted: three or four for each connection.
 pub(crate) const DESCRIPTORS: u64 = 262_144;
+
+/// Descriptors that there may be.
+pub(crate) fn descriptors() -> usize {
+    let most = getrlimit(Resource::Nofile).current;
+    most.and_then(|most| usize::try_from(most).ok())
+        .unwrap_or(usize::MAX)
+}

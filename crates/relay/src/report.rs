@@ -1,16 +1,19 @@
-//! The report: one line of JSON for each connection and each flow of datagrams, when it ends.
+//! The report: one line of JSON for each connection and each flow of datagrams, when it ends; of many refused ones, for some.
 //!
 //! Its file may be moved away by whoever rotates logs, and is then opened again by its name.
+
+mod refusals;
 
 use std::{
     fs::{File, OpenOptions},
     io::{self, Write},
     net::SocketAddr,
+    num::NonZero,
     os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
     sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
         mpsc,
     },
     thread,
@@ -19,15 +22,20 @@ use std::{
 
 use serde::Serialize;
 
-use crate::{config::Protocol, metrics::Metrics};
-
-/// Lines that may wait to be written.
-const WAITING_MAX: usize = 4096;
+use self::refusals::Refusals;
+use crate::{
+    config::{Limits, Protocol},
+    metrics::Metrics,
+};
 
 /// Where lines go. They are written by a thread of its own, so that a slow disk holds nobody up.
 #[derive(Clone)]
 pub(crate) struct Report {
-    queue: mpsc::SyncSender<Work>,
+    queue: mpsc::Sender<Work>,
+    /// Lines in the queue, and how many these may be.
+    waiting: Arc<AtomicUsize>,
+    waiting_max: usize,
+    refusals: Arc<Mutex<Refusals>>,
     /// The file is to be opened again, whatever waits in the queue.
     is_moved: Arc<AtomicBool>,
     metrics: Arc<Metrics>,
@@ -67,6 +75,9 @@ struct Line {
     outcome: &'static str,
     to_destination_bytes: u64,
     from_destination_bytes: u64,
+    /// Connections that were refused before this one and have no line.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    left_out: Option<NonZero<u64>>,
 }
 
 /// What a line will be about.
@@ -112,11 +123,33 @@ fn open(path: &Path) -> io::Result<File> {
     options.create(true).append(true).mode(0o640).open(path)
 }
 
+/// Lines of all that may end at the same moment: a new configuration, a host that goes or the end of this relay ends all
+/// that there is. The writer needs longer for them.
+pub(crate) fn lines_max(limits: &Limits) -> usize {
+    [
+        limits.connections,
+        limits.flows,
+        limits.connections_per_host,
+        limits.flows_per_host,
+    ]
+    .into_iter()
+    .fold(0, usize::saturating_add)
+}
+
 impl Report {
-    /// Starts the thread that writes, which has the privileges that the caller has left.
-    pub(crate) fn start(output: Output, metrics: Arc<Metrics>) -> io::Result<(Self, Writer)> {
-        let (queue, work) = mpsc::sync_channel(WAITING_MAX);
-        let is_moved = Arc::new(AtomicBool::new(false));
+    /// Starts the thread that writes, which has the privileges that the caller has left. So many lines may wait for it.
+    pub(crate) fn start(
+        output: Output,
+        waiting_max: usize,
+        metrics: Arc<Metrics>,
+    ) -> io::Result<(Self, Writer)> {
+        let (queue, work) = mpsc::channel();
+        let (waiting, is_moved) = (Arc::<AtomicUsize>::default(), Arc::<AtomicBool>::default());
+        let taken = waiting.clone();
+        let work = work.into_iter().inspect(move |work| {
+            let lines = usize::from(matches!(work, Work::Line(_)));
+            taken.fetch_sub(lines, Ordering::Relaxed);
+        });
         let (asked, counted) = (is_moved.clone(), metrics.clone());
         let (writing, done) = mpsc::channel();
         thread::Builder::new()
@@ -127,6 +160,9 @@ impl Report {
             })?;
         let report = Self {
             queue,
+            waiting,
+            waiting_max,
+            refusals: Arc::default(),
             is_moved,
             metrics,
         };
@@ -136,11 +172,34 @@ impl Report {
     /// Has the file opened again, before whatever is written next.
     pub(crate) fn open_again(&self) {
         self.is_moved.store(true, Ordering::Release);
-        // Where the queue is full, the writer looks soon without being woken.
-        let _ = self.queue.try_send(Work::Look);
+        // The writer is there as long as this is.
+        let _ = self.queue.send(Work::Look);
     }
 
-    pub(crate) fn add(&self, subject: &Subject, outcome: &'static str, (out, back): (u64, u64)) {
+    pub(crate) fn add(&self, subject: &Subject, outcome: &'static str, bytes: (u64, u64)) {
+        self.add_line(subject, outcome, bytes, 0);
+    }
+
+    /// For a connection that was never carried: a line, unless its sender or host has had many such lately.
+    pub(crate) fn add_refused(&self, subject: &Subject, outcome: &'static str) {
+        let admitted = {
+            let refusals = self.refusals.lock();
+            let mut refusals = refusals.unwrap_or_else(PoisonError::into_inner);
+            refusals.admit(&subject.host, &subject.sender, Instant::now())
+        };
+        match admitted {
+            Some(left_out) => self.add_line(subject, outcome, (0, 0), left_out),
+            None => self.metrics.reports_left_out.add(1),
+        }
+    }
+
+    fn add_line(
+        &self,
+        subject: &Subject,
+        outcome: &'static str,
+        (out, back): (u64, u64),
+        left_out: u64,
+    ) {
         let lasted = subject.started.elapsed();
         let started = SystemTime::now()
             .duration_since(SystemTime::UNIX_EPOCH)
@@ -157,17 +216,25 @@ impl Report {
             outcome,
             to_destination_bytes: out,
             from_destination_bytes: back,
+            left_out: NonZero::new(left_out),
         };
-        if self.queue.try_send(Work::Line(line)).is_err() {
+        if !self.has_taken_room() || self.queue.send(Work::Line(line)).is_err() {
             self.metrics.reports_lost.add(1);
         }
+    }
+
+    fn has_taken_room(&self) -> bool {
+        let one_more = |waiting| (waiting < self.waiting_max).then_some(waiting + 1);
+        self.waiting
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more)
+            .is_ok()
     }
 }
 
 /// Writes until every [`Report`] is gone.
 fn write_all(
     mut output: Output,
-    work: mpsc::Receiver<Work>,
+    work: impl Iterator<Item = Work>,
     is_moved: &AtomicBool,
     metrics: &Metrics,
 ) {
@@ -241,6 +308,11 @@ impl Writer {
 
 #[cfg(test)]
 mod tests {
+    use std::{
+        io::{BufRead, BufReader},
+        os::{fd::OwnedFd, unix::net::UnixStream},
+    };
+
     use super::*;
 
     /// A disk with room for so many bytes.
@@ -270,15 +342,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let [path, moved] = ["report", "report.1"].map(|name| folder.path().join(name));
         let output = Output::open(Some(&path)).unwrap();
-        let (report, writer) = Report::start(output, Arc::new(Metrics::default())).unwrap();
-        let subject = |sender: &str| Subject {
-            protocol: Protocol::Tcp,
-            host: "a".into(),
-            sender: sender.into(),
-            source: ([192, 0, 2, 1], 80).into(),
-            destination: ([192, 0, 2, 2], 80).into(),
-            started: Instant::now(),
-        };
+        let (report, writer) = Report::start(output, 8, Arc::new(Metrics::default())).unwrap();
         report.add(&subject("before"), "closed", (1, 2));
         wait_until(|| std::fs::read(&path).is_ok_and(|text| text.ends_with(b"\n")));
         std::fs::rename(&path, &moved).unwrap();
@@ -299,6 +363,69 @@ mod tests {
         assert_eq!(senders, [["before"], ["after"]]);
         let mode = std::os::unix::fs::PermissionsExt::mode(&path.metadata().unwrap().permissions());
         assert_eq!(mode & 0o137, 0, "{mode:o}");
+    }
+
+    fn subject(sender: &str) -> Subject {
+        Subject {
+            protocol: Protocol::Tcp,
+            host: "a".into(),
+            sender: sender.into(),
+            source: ([192, 0, 2, 1], 80).into(),
+            destination: ([192, 0, 2, 2], 80).into(),
+            started: Instant::now(),
+        }
+    }
+
+    /// Lines that come of so many at once while nobody takes them, and how many are counted as lost.
+    fn come_of(lines: usize, waiting_max: usize) -> (usize, u64) {
+        let (reader, writer) = UnixStream::pair().unwrap();
+        let output = Output::File("nowhere".into(), File::from(OwnedFd::from(writer)));
+        let metrics = Arc::new(Metrics::default());
+        let (report, _writer) = Report::start(output, waiting_max, metrics.clone()).unwrap();
+        for _ in 0..lines {
+            report.add(&subject("a"), "cut", (0, 0));
+        }
+        drop(report);
+        let come = BufReader::new(reader).lines().map(Result::unwrap).count();
+        (come, metrics.reports_lost.get())
+    }
+
+    #[test]
+    fn what_ends_at_once_is_written_and_what_is_more_than_may_wait_is_counted() {
+        const MANY: usize = 40_000;
+        assert_eq!(come_of(MANY, MANY), (MANY, 0));
+        let (come, lost) = come_of(MANY, 100);
+        assert_eq!(come + usize::try_from(lost).unwrap(), MANY);
+        assert!(lost > 0, "the kernel keeps more than {MANY} lines");
+    }
+
+    #[test]
+    fn of_many_refused_connections_some_have_a_line_and_one_tells_of_the_others() {
+        const MANY: usize = 5000;
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("report");
+        let output = Output::open(Some(&path)).unwrap();
+        let metrics = Arc::new(Metrics::default());
+        let (report, writer) = Report::start(output, MANY, metrics.clone()).unwrap();
+        for _ in 0..MANY {
+            report.add_refused(&subject("loud"), "denied");
+        }
+        report.add(&subject("loud"), "closed", (1, 2));
+        report.add_line(&subject("loud"), "denied", (0, 0), 7);
+        drop(report);
+        writer.finish(Duration::from_secs(60));
+        let text = std::fs::read_to_string(&path).unwrap();
+        let lines = text.lines().map(|line| serde_json::from_str(line).unwrap());
+        let lines: Vec<serde_json::Value> = lines.collect();
+        let (refused, [carried, telling]) = lines.split_last_chunk().unwrap();
+        let left_out = usize::try_from(metrics.reports_left_out.get()).unwrap();
+        assert_eq!(refused.len() + left_out, MANY);
+        assert!(left_out > 0, "each has a line");
+        assert_eq!(
+            (&carried["outcome"], carried.get("left_out")),
+            (&"closed".into(), None)
+        );
+        assert_eq!(telling["left_out"], 7);
     }
 
     fn wait_until(is_so: impl Fn() -> bool) {
@@ -323,6 +450,7 @@ mod tests {
             outcome: "done",
             to_destination_bytes: 1,
             from_destination_bytes: 2,
+            left_out: None,
         };
         let whole = serde_json::to_string(&line).unwrap();
         let (text, room) = (Vec::new(), whole.len() + 11);

@@ -37,12 +37,13 @@ use crate::{
     children::{self, NamedChild},
     config::{Config, Deliver, Egress},
     credentials::{self, CredentialsError, Store},
-    deliver::{self, Destination, Ports, Quotas},
+    deliver::{self, Destination, Ports},
     egress::{Host, udp, udp::Flows},
+    fair::Fair,
     metrics::{self, Metrics},
     openings::Openings,
     privileges,
-    report::{Output, Report},
+    report::{Output, Report, lines_max},
     senders::Quota,
     steering::{self, Claim, Entrance, SteeringError, Told},
     transport::{peer::Link, with_room},
@@ -50,6 +51,8 @@ use crate::{
 
 /// How long it may take to tell others by QUIC that we end. Who doesn't hear it notices by our silence, later.
 const LEAVE: Duration = Duration::from_millis(500);
+/// How long the report's last lines may take. A disk that takes none holds nobody up for ever.
+const LAST_LINES: Duration = Duration::from_secs(5);
 /// How long somebody may take who steers ahead of us, and how often it is looked whether that is over.
 const AHEAD: Duration = Duration::from_secs(2);
 const PAUSE: Duration = Duration::from_millis(10);
@@ -171,8 +174,8 @@ fn run_steered(
     keep_only(kept).map_err(failed("give up capabilities"))?;
     // Only now: a thread that is there already would keep all.
     let metrics = Arc::new(Metrics::default());
-    let (report, writer) =
-        Report::start(output, metrics.clone()).map_err(failed("start threads"))?;
+    let (report, writer) = Report::start(output, lines_max(&config.limits), metrics.clone())
+        .map_err(failed("start threads"))?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
@@ -180,7 +183,7 @@ fn run_steered(
     let outcome = runtime.block_on(serve((config, path), sockets, steered, metrics, report));
     // Whatever is still open is reset, and reported as cut.
     runtime.shutdown_timeout(Duration::from_secs(1));
-    writer.finish(Duration::from_secs(1));
+    writer.finish(LAST_LINES);
     outcome
 }
 
@@ -396,8 +399,8 @@ impl Base<'_> {
         let limits = self.config.limits.clone();
         let destination = Arc::new(Destination {
             deliver: watch::Sender::new(Arc::new(deliver.clone())),
-            connections: Quotas::new(limits.connections_per_sender, limits.connections_per_host),
-            flows: Quotas::new(limits.flows_per_sender, limits.flows_per_host),
+            connections: Fair::new(deliver::connections(&limits, privileges::descriptors())),
+            flows: Fair::new(deliver::flows(&limits)),
             channels: Quota::new(deliver::CHANNELS_MAX),
             streams: Quota::new(deliver::streams_max(&limits)),
             ports: Ports::of_machine(),

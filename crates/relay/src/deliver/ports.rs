@@ -1,6 +1,7 @@
 //! Ports of sockets for datagrams. Each address that sends has one, of those that the machine has for all that it calls.
 //!
-//! Half of them are given out at most, so that there are some for the machine's own programs, and a quarter to one host.
+//! Half of them are given out at most, so that there are some for the machine's own programs, and a quarter to one host. Once
+//! these are taken, who has most loses one ([`crate::fair`]), and its socket is closed.
 
 use std::{
     fmt::Display,
@@ -10,8 +11,9 @@ use std::{
 };
 
 use crate::{
+    fair::{Bounds, Fair},
+    room::{Room, Rooms},
     seldom::Seldom,
-    senders::{Quota, Share},
 };
 
 const RANGE: &str = "/proc/sys/net/ipv4/ip_local_port_range";
@@ -20,15 +22,9 @@ const RANGE_USUAL: (u16, u16) = (32_768, 60_999);
 
 /// How many may be taken.
 pub(crate) struct Ports {
-    all: Arc<Quota>,
-    hosts: Arc<Quota>,
+    rooms: Rooms,
     /// That there is no socket, which each datagram finds out.
     said: Mutex<Seldom>,
-}
-
-/// One of them; given back when dropped.
-pub(super) struct Port {
-    _of: [Share; 2],
 }
 
 impl Ports {
@@ -36,21 +32,23 @@ impl Ports {
     pub(crate) fn of_machine() -> Self {
         let text = fs::read_to_string(RANGE).unwrap_or_default();
         let (first, last) = range(&text).unwrap_or(RANGE_USUAL);
-        let there = usize::from(last.saturating_sub(first)) + 1;
+        Self::of(usize::from(last.saturating_sub(first)) + 1)
+    }
+
+    fn of(there: usize) -> Self {
         Self {
-            all: Quota::new(there / 2),
-            hosts: Quota::new(there / 4),
+            rooms: Fair::new(Bounds {
+                per_sender: usize::MAX,
+                per_host: there / 4,
+                all: there / 2,
+            }),
             said: Mutex::default(),
         }
     }
 
-    /// Takes one, unless the host has as many as it may, or all have.
-    pub(super) fn take(&self, host: &Arc<str>) -> Option<Port> {
-        let of_host = self.hosts.take(host)?;
-        let of_all = self.all.take(&"".into())?;
-        Some(Port {
-            _of: [of_host, of_all],
-        })
+    /// Takes one, if need be from who has most: of the host's senders, or of another host.
+    pub(super) fn take(&self, host: &Arc<str>, sender: &Arc<str>) -> Option<Room> {
+        Room::take(&self.rooms, host, sender)
     }
 
     /// Says why there is no socket, unless that was said just now.
@@ -75,5 +73,29 @@ mod tests {
     fn a_range_is_read_as_the_kernel_writes_it() {
         assert_eq!(range("32768\t60999\n"), Some((32_768, 60_999)));
         assert_eq!(range(""), None);
+    }
+
+    #[test]
+    fn two_greedy_senders_leave_others_of_their_host_some_and_other_hosts_theirs() {
+        let ports = Ports::of(64);
+        let mut taken = Vec::new();
+        let mut take = |host: &str, sender: &str| {
+            let port = ports.take(&host.into(), &sender.into());
+            let displaced = port.as_ref().map(|port| port.displaced);
+            taken.extend(port);
+            displaced
+        };
+        for _ in 0..8 {
+            assert_eq!(take("a", "greedy"), Some(0));
+            assert_eq!(take("a", "second"), Some(0));
+        }
+        assert_eq!(take("a", "greedy"), None, "a quarter is one host's");
+        for sender in ["few", "few", "other"] {
+            assert_eq!(take("a", sender), Some(1));
+        }
+        assert_eq!(take("a", "second"), None);
+        let of_others = ["b", "c"].map(|host| (0..16).filter_map(|_| take(host, "one")).count());
+        assert_eq!(of_others, [16, 10], "half is the machine's");
+        assert_eq!(take("c", "few"), Some(1));
     }
 }

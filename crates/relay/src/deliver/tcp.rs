@@ -4,13 +4,14 @@ use std::{future::pending, io, net::SocketAddr, sync::Arc, time::Instant};
 
 use tokio::{io::AsyncWriteExt, net::TcpStream, sync::watch, time::timeout};
 
-use super::{Caller, Destination, Shares};
+use super::{Caller, Destination};
 use crate::{
     config::{Deliver, Protocol},
     connection::Plain,
     liveness::end_when_gone,
     pump::{Secure, prepare},
     report::Subject,
+    room::Room,
     wire::{Answer, Opening},
 };
 
@@ -38,12 +39,12 @@ pub(super) async fn deliver(
         started: Instant::now(),
     };
     let changes = here.deliver.subscribe();
-    let outcome = connect(here, (&caller.name, sender), *destination).await;
-    let (plain, _shares) = match outcome {
+    let outcome = connect(here, &subject).await;
+    let (plain, room) = match outcome {
         Ok(connected) => connected,
         Err(answer) => {
             here.metrics.connections_refused.add(1);
-            here.report.add(&subject, answer.name(), (0, 0));
+            here.report.add_refused(&subject, answer.name());
             // Nobody is to have it.
             secure.reader.stop();
             if !say(here, &mut secure, answer).await {
@@ -53,13 +54,18 @@ pub(super) async fn deliver(
         }
     };
     if !say(here, &mut secure, Answer::Connected).await {
-        here.report.add(&subject, "cut", (0, 0));
+        here.report.add_refused(&subject, "cut");
         secure.cut();
         return;
     }
     let plain = (Plain::Destination, plain);
-    let denied = until_denied(changes, *destination);
-    here.books().carry(&subject, plain, secure, denied).await;
+    let cut = async {
+        tokio::select! {
+            reason = until_denied(changes, *destination) => reason,
+            () = room.lost() => "its sender or host had most, and others want some".to_owned(),
+        }
+    };
+    here.books().carry(&subject, plain, secure, cut).await;
 }
 
 /// Gives the host its answer, with which a refused stream ends; whether that went out. Who doesn't take it is waited for no longer
@@ -94,19 +100,21 @@ async fn until_denied(
     "it may not be delivered there any more".to_owned()
 }
 
-async fn connect(
-    here: &Destination,
-    (host, sender): (&Arc<str>, &str),
-    destination: SocketAddr,
-) -> Result<(TcpStream, Shares), Answer> {
+async fn connect(here: &Destination, subject: &Subject) -> Result<(TcpStream, Room), Answer> {
+    let destination = subject.destination;
     if !here.now().allows(destination.ip()) {
         return Err(Answer::Denied);
     }
-    let shares = here.connections.take(host, sender).ok_or_else(|| {
+    let room = Room::take(&here.connections, &subject.host, &subject.sender).ok_or_else(|| {
         here.metrics.connections_limited.add(1);
         Answer::TooMany
     })?;
-    let connected = timeout(here.limits.connect, TcpStream::connect(destination)).await;
+    here.metrics.connections_displaced.add(room.displaced);
+    let connecting = timeout(here.limits.connect, TcpStream::connect(destination));
+    let connected = tokio::select! {
+        connected = connecting => connected,
+        () = room.lost() => return Err(Answer::TooMany),
+    };
     let stream = connected
         .map_err(|_| Answer::TimedOut)?
         .map_err(|error| match error.kind() {
@@ -121,5 +129,5 @@ async fn connect(
     // What comes is passed on as it comes.
     let _ = stream.set_nodelay(true);
     end_when_gone(&stream).map_err(|_| Answer::Failed)?;
-    Ok((stream, shares))
+    Ok((stream, room))
 }

@@ -4,12 +4,12 @@
 //! and to it comes what anybody answers. Only who was sent to may answer.
 
 use std::{
-    collections::HashMap,
-    io,
+    collections::{HashMap, hash_map::Entry},
+    io, mem,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
     ops::Range,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError, Weak,
         atomic::{AtomicBool, Ordering},
     },
     time::{Duration, Instant},
@@ -17,14 +17,20 @@ use std::{
 
 use bytes::Bytes;
 use sandwire_kernel_net::datagrams::{Receiver, Sender};
-use tokio::{io::Interest, task::JoinSet, time::sleep};
+use tokio::{
+    io::Interest,
+    task::{JoinError, JoinSet},
+    time::sleep,
+};
 
-use super::{Caller, Destination, Shares, ports::Port};
+use super::{Caller, Destination};
 use crate::{
     config::{Deliver, Protocol},
     egress::tcp::canonical,
+    fair::{Lost, Part},
     packets::{Packer, Unpacker},
     report::Subject,
+    room::Room,
     transport::channel::{Incoming, Outgoing},
     wire::Datagram,
 };
@@ -41,7 +47,13 @@ struct Origin {
     flows: Mutex<HashMap<SocketAddr, Flow>>,
     /// Nobody waits for answers any more. Changed by who holds `flows`.
     is_closed: AtomicBool,
-    _port: Port,
+    port: Room,
+}
+
+/// Where a flow is found.
+pub(crate) struct FlowKey {
+    origin: Weak<Origin>,
+    destination: SocketAddr,
 }
 
 struct Flow {
@@ -49,11 +61,11 @@ struct Flow {
     last: Instant,
     bytes_out: u64,
     bytes_back: u64,
-    _shares: Shares,
+    _part: Part<FlowKey>,
 }
 
 impl Origin {
-    fn open(source: SocketAddr, port: Port) -> io::Result<Self> {
+    fn open(source: SocketAddr, port: Room) -> io::Result<Self> {
         let any: IpAddr = match source.ip() {
             IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
             IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
@@ -65,7 +77,7 @@ impl Origin {
             socket: tokio::net::UdpSocket::from_std(socket)?,
             flows: Mutex::default(),
             is_closed: AtomicBool::new(false),
-            _port: port,
+            port,
         })
     }
 
@@ -81,6 +93,8 @@ struct Session<'a> {
     outgoing: Outgoing,
     origins: HashMap<SocketAddr, Arc<Origin>>,
     answering: JoinSet<Arc<Origin>>,
+    /// Another socket has lost its port.
+    has_displaced: bool,
 }
 
 /// Delivers until the channel is gone; says why that is.
@@ -96,6 +110,7 @@ pub(super) async fn deliver(
         outgoing,
         origins: HashMap::new(),
         answering: JoinSet::new(),
+        has_displaced: false,
     };
     let mut packets: Vec<Bytes> = Vec::new();
     let mut unpacker = Unpacker::default();
@@ -106,18 +121,28 @@ pub(super) async fn deliver(
             outcome = incoming.receive(&mut packets) => if let Err(error) = outcome {
                 return error;
             },
-            Some(ended) = session.answering.join_next() => {
-                if let Ok(ended) = ended {
-                    session.forget(&ended);
-                }
-                continue;
-            }
+            Some(ended) = session.answering.join_next() => session.note_end(ended),
+        }
+        // All of them: until it is forgotten, a socket has its port.
+        while let Some(ended) = session.answering.try_join_next() {
+            session.note_end(ended);
         }
         session.pass_on(&packets, &mut unpacker, &mut sender);
+        if mem::take(&mut session.has_displaced) {
+            // Whose socket it is closes it.
+            tokio::task::yield_now().await;
+        }
     }
 }
 
 impl Session<'_> {
+    fn note_end(&mut self, ended: Result<Arc<Origin>, JoinError>) {
+        // One that has panicked ends with the channel.
+        if let Ok(ended) = ended {
+            self.forget(&ended);
+        }
+    }
+
     /// Unless there is another one for that address already.
     fn forget(&mut self, ended: &Arc<Origin>) {
         let known = self.origins.get(&ended.source);
@@ -190,50 +215,70 @@ impl Session<'_> {
                 return false;
             }
         }
-        let Some(shares) = self.here.flows.take(&self.caller.name, datagram.sender) else {
+        let subject = Subject {
+            protocol: Protocol::Udp,
+            host: self.caller.name.clone(),
+            sender: datagram.sender.into(),
+            source: datagram.source,
+            destination,
+            started: Instant::now(),
+        };
+        // A socket for those alone who may have a flow: nobody is to lose one to who is refused then.
+        if !self.here.flows.has_one(&subject.host, &subject.sender) {
             metrics.dropped_limit.add(1);
             return false;
-        };
-        // A socket for those alone who may have a flow.
-        let Some(origin) = known.or_else(|| self.add_origin(datagram.source)) else {
-            return false;
-        };
-        let flow = Flow {
-            subject: Subject {
-                protocol: Protocol::Udp,
-                host: self.caller.name.clone(),
-                sender: datagram.sender.into(),
-                source: datagram.source,
-                destination,
-                started: Instant::now(),
-            },
-            last: Instant::now(),
-            bytes_out: datagram.payload.len() as u64,
-            bytes_back: 0,
-            _shares: shares,
-        };
+        }
+        let origin = known.or_else(|| self.add_origin(datagram.source, &subject.sender));
+        origin.is_some_and(|origin| self.begin(&origin, subject, datagram.payload.len()))
+    }
+
+    /// Begins a flow with a datagram of so many bytes, unless there may be none.
+    fn begin(&mut self, origin: &Arc<Origin>, subject: Subject, bytes: usize) -> bool {
+        let (here, destination) = (self.here, subject.destination);
+        // Held: whoever takes this one away finds it there.
         let mut flows = origin.lock();
         if origin.is_closed.load(Ordering::Relaxed) {
             // It ends at this moment; the next datagram finds another one.
             drop(flows);
-            self.forget(&origin);
+            self.forget(origin);
             return false;
         }
-        self.here.metrics.flows_open.add(1);
+        let key = FlowKey {
+            origin: Arc::downgrade(origin),
+            destination,
+        };
+        let Some((part, lost)) = here.flows.take(&subject.host, &subject.sender, key) else {
+            here.metrics.dropped_limit.add(1);
+            return false;
+        };
+        let flow = Flow {
+            subject,
+            last: Instant::now(),
+            bytes_out: bytes as u64,
+            bytes_back: 0,
+            _part: part,
+        };
+        let before = flows.insert(destination, flow);
+        drop(flows);
+        here.metrics.flows_open.add(1);
         // Another sender has the address meanwhile.
-        if let Some(before) = flows.insert(destination, flow) {
-            end(self.here, &before, "cut");
+        if let Some(before) = before {
+            end(here, &before, "cut");
+        }
+        if let Some(lost) = lost {
+            displace(here, &lost);
         }
         true
     }
 
-    fn add_origin(&mut self, source: SocketAddr) -> Option<Arc<Origin>> {
+    fn add_origin(&mut self, source: SocketAddr, sender: &Arc<str>) -> Option<Arc<Origin>> {
         let (ports, host) = (&self.here.ports, &self.caller.name);
-        let Some(port) = ports.take(host) else {
+        let Some(port) = ports.take(host, sender) else {
             ports.say(host, &"there are as many as there may be");
             self.here.metrics.dropped_limit.add(1);
             return None;
         };
+        self.has_displaced |= port.displaced > 0;
         match Origin::open(source, port) {
             Ok(origin) => {
                 let origin = Arc::new(origin);
@@ -261,6 +306,21 @@ impl Drop for Session<'_> {
     }
 }
 
+/// Ends a flow that its sender has lost, unless another one's is in its place by now.
+fn displace(here: &Destination, lost: &Lost<FlowKey>) {
+    let Some(origin) = lost.key.origin.upgrade() else {
+        return;
+    };
+    let mut flows = origin.lock();
+    let Entry::Occupied(entry) = flows.entry(lost.key.destination) else {
+        return;
+    };
+    if entry.get().subject.sender == lost.sender {
+        here.metrics.flows_displaced.add(1);
+        end(here, &entry.remove(), "too_many");
+    }
+}
+
 fn end(here: &Destination, flow: &Flow, outcome: &'static str) {
     here.metrics.flows_open.subtract(1);
     here.report
@@ -277,7 +337,7 @@ async fn answer(here: Arc<Destination>, origin: Arc<Origin>, outgoing: Outgoing)
         tokio::select! {
             ready = origin.socket.readable() => {
                 if ready.is_err() {
-                    return close(&here, origin);
+                    return close(&here, origin, "cut");
                 }
                 // Memory for a moment, and not for every socket.
                 let mut receiver = RECEIVERS.take();
@@ -288,6 +348,7 @@ async fn answer(here: Arc<Destination>, origin: Arc<Origin>, outgoing: Outgoing)
                 }
                 RECEIVERS.give(receiver);
             }
+            () = origin.port.lost() => return close(&here, origin, "too_many"),
             () = sleep(look) => {}
         }
         if looked.elapsed() >= look {
@@ -314,12 +375,15 @@ async fn answer(here: Arc<Destination>, origin: Arc<Origin>, outgoing: Outgoing)
     }
 }
 
-/// Ends all flows of a socket that can't be waited for.
-fn close(here: &Destination, origin: Arc<Origin>) -> Arc<Origin> {
+/// Ends all flows of a socket that can't be waited for, or whose port is another one's.
+fn close(here: &Destination, origin: Arc<Origin>, outcome: &'static str) -> Arc<Origin> {
     let mut flows = origin.lock();
     origin.is_closed.store(true, Ordering::Relaxed);
+    if outcome == "too_many" {
+        here.metrics.flows_displaced.add_many(flows.len());
+    }
     for (_, flow) in flows.drain() {
-        end(here, &flow, "cut");
+        end(here, &flow, outcome);
     }
     drop(flows);
     origin

@@ -6,18 +6,16 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tokio::{net::TcpStream, sync::Notify, time::sleep};
+use tokio::{net::TcpStream, time::sleep};
 
-use super::{
-    Host,
-    fair::{Fair, Part},
-};
+use super::Host;
 use crate::{
     config::Protocol,
     connection::Plain,
     liveness::end_when_gone,
     pump::prepare,
     report::Subject,
+    room::Room,
     seldom::Seldom,
     wire::{Answer, Opening},
 };
@@ -63,7 +61,11 @@ async fn relay(host: &Host, stream: TcpStream, source: SocketAddr, place: u16) {
     let Some(ticket) = host.carried.enter(host, place, (source, destination)) else {
         return refuse("its destination isn't redirected");
     };
-    let sender = match find_sender(host, place, (source, destination)).await {
+    let found = tokio::select! {
+        found = find_sender(host, place, (source, destination)) => found,
+        reason = ticket.cut() => return refuse(&reason),
+    };
+    let sender = match found {
         Ok(sender) => sender,
         Err(reason) => return refuse(reason),
     };
@@ -76,9 +78,9 @@ async fn relay(host: &Host, stream: TcpStream, source: SocketAddr, place: u16) {
         destination,
         started: Instant::now(),
     };
-    let Some(room) = Room::take(&host.connections, &sender) else {
+    let Some(room) = Room::take(&host.connections, &subject.host, &sender) else {
         host.metrics.connections_limited.add(1);
-        host.report.add(&subject, Answer::TooMany.name(), (0, 0));
+        host.report.add_refused(&subject, Answer::TooMany.name());
         return refuse("its sender has too many");
     };
     host.metrics.connections_displaced.add(room.displaced);
@@ -95,17 +97,20 @@ async fn relay(host: &Host, stream: TcpStream, source: SocketAddr, place: u16) {
     };
     let opened = tokio::select! {
         opened = link.open(&opening) => opened,
-        reason = cut() => return refuse(&reason),
+        reason = cut() => {
+            host.report.add_refused(&subject, "cut");
+            return refuse(&reason);
+        }
     };
     let secure = match opened {
         Ok((secure, Answer::Connected)) => secure,
         Ok((_, answer)) => {
-            host.report.add(&subject, answer.name(), (0, 0));
+            host.report.add_refused(&subject, answer.name());
             return refuse(answer.name());
         }
         Err(error) => {
             tracing::warn!(%sender, %destination, peer = %link.peer.name, %error, "a connection can't be relayed");
-            host.report.add(&subject, "peer_away", (0, 0));
+            host.report.add_refused(&subject, "peer_away");
             return refuse("the peer is away");
         }
     };
@@ -145,38 +150,10 @@ async fn find_or_ask(host: &Host, address: IpAddr) -> Result<Option<Arc<str>>, T
     if known.is_some() {
         return Ok(known);
     }
-    let room = Room::take(&host.unknown, &address.to_string().into()).ok_or(TooMany)?;
+    let room = Room::take(&host.unknown, &"".into(), &address.to_string().into()).ok_or(TooMany)?;
     tokio::select! {
         found = host.senders.ask(address) => Ok(found),
         () = room.lost() => Err(TooMany),
-    }
-}
-
-/// What a connection takes up of what there is for all senders.
-struct Room {
-    _part: Part<Arc<Notify>>,
-    lost: Arc<Notify>,
-    /// How many others were ended for it.
-    displaced: u64,
-}
-
-impl Room {
-    fn take(of: &Arc<Fair<Arc<Notify>>>, sender: &Arc<str>) -> Option<Self> {
-        let lost = Arc::<Notify>::default();
-        let (part, displaced) = of.take(sender, lost.clone())?;
-        if let Some(displaced) = &displaced {
-            displaced.key.notify_one();
-        }
-        Some(Self {
-            _part: part,
-            lost,
-            displaced: displaced.is_some().into(),
-        })
-    }
-
-    /// Waits until another one has it.
-    async fn lost(&self) {
-        self.lost.notified().await;
     }
 }
 
@@ -214,15 +191,40 @@ mod tests {
         from = ["10.64.0.0/24"]
         to = ["198.51.100.0/24"]
         via = "beyond"
+        [[redirect]]
+        from = ["127.0.0.0/8"]
+        to = ["127.0.0.0/8"]
+        via = "beyond"
     "#;
 
     /// One whose daemon is never asked.
     fn host(folder: &Path) -> Host {
         let config = Config::parse(Path::new("relay.toml"), TEXT).unwrap();
         let output = Output::open(Some(&folder.join("report"))).unwrap();
-        let (report, _) = Report::start(output, Arc::default()).unwrap();
+        let (report, _) = Report::start(output, 8, Arc::default()).unwrap();
         let egress = config.egress.unwrap();
         Host::new(egress, Vec::new(), config.limits, Arc::default(), report)
+    }
+
+    #[tokio::test]
+    async fn one_that_waits_for_the_daemon_ends_when_it_is_not_redirected_any_more() {
+        let folder = tempfile::tempdir().unwrap();
+        let host = host(folder.path());
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (client, accepted) = tokio::join!(TcpStream::connect(address), listener.accept());
+        let (_client, (stream, source)) = (client.unwrap(), accepted.unwrap());
+        let mut relaying = Box::pin(relay(&host, stream, source, 0));
+        let waits = timeout(Duration::ZERO, &mut relaying).await;
+        assert!(waits.is_err(), "it is refused at once");
+        let mut egress = (*host.now()).clone();
+        egress.redirects.clear();
+        // The kernel is told when the change is done.
+        tokio::select! {
+            biased;
+            () = &mut relaying => {}
+            () = host.change(Arc::new(egress)) => panic!("it is there still"),
+        }
     }
 
     #[tokio::test]

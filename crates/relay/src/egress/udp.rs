@@ -19,14 +19,10 @@ use bytes::Bytes;
 use sandwire_kernel_net::datagrams::{Receiver, Sender};
 use tokio::{io::Interest, time::sleep};
 
-use super::{
-    Host,
-    answers::Answers,
-    fair::{Lost, Part},
-    tcp::canonical,
-};
+use super::{Host, answers::Answers, tcp::canonical};
 use crate::{
     config::Protocol,
+    fair::{Lost, Part},
     packets::{Packer, Unpacker},
     report::Subject,
     transport::channel::{Incoming, Outgoing},
@@ -243,14 +239,15 @@ fn find_flow(host: &Host, flows: &Flows, place: u16, pair: Pair) -> Option<Arc<F
         host.metrics.dropped_unknown.add(1);
         return None;
     };
-    let Some((part, lost)) = host.flows.take(&sender, pair) else {
+    let here: Arc<str> = "".into();
+    let Some((part, lost)) = host.flows.take(&here, &sender, pair) else {
         host.metrics.dropped_limit.add(1);
         return None;
     };
     let flow = Arc::new(Flow {
         subject: Subject {
             protocol: Protocol::Udp,
-            host: "".into(),
+            host: here,
             sender,
             source,
             destination,

@@ -3,6 +3,7 @@
 use std::{
     collections::hash_map::DefaultHasher,
     hash::Hasher,
+    io,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -172,7 +173,7 @@ impl Link {
     /// Opens a stream for a TCP connection, up to the peer's answer.
     pub(crate) async fn open(&self, opening: &Opening) -> Result<(Secure, Answer), TransportError> {
         let address = self.peer.address;
-        let mut secure = if self.peer.transport == Transport::Quic {
+        let secure = if self.peer.transport == Transport::Quic {
             self.open_quic().await?
         } else {
             let made = connect_tls(&self.peer, &self.store, &self.limits).await;
@@ -187,13 +188,9 @@ impl Link {
                 tcp,
             }
         };
-        let ask = async {
-            secure.writer.write_all(&opening.encode()).await?;
-            secure.writer.flush().await?;
-            secure.reader.read_u8().await
-        };
         // The peer itself may wait for the destination.
-        let answer = timeout(self.limits.connect * 2, ask)
+        let asked = timeout(self.limits.connect * 2, Begun(Some(secure)).ask(opening));
+        let (secure, answer) = asked
             .await
             .map_err(|_| TransportError::TimedOut(address))?
             .map_err(io_error("open a stream to", address))?;
@@ -242,6 +239,28 @@ impl Link {
     }
 }
 
+/// What was begun. Until it is answered, who gives it up resets it: a stream of QUIC would end properly by itself.
+struct Begun(Option<Secure>);
+
+impl Begun {
+    async fn ask(mut self, opening: &Opening) -> io::Result<(Secure, u8)> {
+        let secure = self.0.as_mut().ok_or(io::ErrorKind::NotConnected)?;
+        secure.writer.write_all(&opening.encode()).await?;
+        secure.writer.flush().await?;
+        let answer = secure.reader.read_u8().await?;
+        let secure = self.0.take().ok_or(io::ErrorKind::NotConnected)?;
+        Ok((secure, answer))
+    }
+}
+
+impl Drop for Begun {
+    fn drop(&mut self) {
+        if let Some(secure) = self.0.take() {
+            secure.cut();
+        }
+    }
+}
+
 impl Outgoing {
     fn kind(&self) -> &'static str {
         match self {
@@ -282,7 +301,7 @@ impl Random {
 mod tests {
     use std::{fs, future::pending, path::Path};
 
-    use tokio::task::JoinSet;
+    use tokio::{sync::Notify, task::JoinSet};
 
     use super::*;
     use crate::{
@@ -351,14 +370,67 @@ mod tests {
         tasks.spawn(async move { keeping.keep(1, |_| pending()).await });
         has_opened.changed().await.unwrap();
         assert!(!*has_opened.borrow(), "the peer has a stream");
-        let opening = Opening::Tcp {
+        let opened = timeout(PATIENCE, link.open(&opening())).await;
+        let refused = opened.expect("it waits for ever").err();
+        assert!(matches!(refused, Some(TransportError::TimedOut(_))));
+    }
+
+    /// A peer that answers nobody. How the first stream that it is asked for ends.
+    fn mute(store: &Store) -> (quinn::Endpoint, JoinSet<String>, Arc<Notify>) {
+        let mut config =
+            quinn::ServerConfig::with_crypto(store.current().unwrap().quic_server.clone());
+        let transport = crate::transport::quic_transport(&limits(), 8);
+        config.transport_config(Arc::new(transport));
+        let endpoint = quinn::Endpoint::server(config, "127.0.0.1:0".parse().unwrap()).unwrap();
+        let (taking, mut ends, asked) =
+            (endpoint.clone(), JoinSet::new(), Arc::<Notify>::default());
+        let has_asked = asked.clone();
+        ends.spawn(async move {
+            let connection = taking.accept().await.unwrap().await.unwrap();
+            let (_writer, mut reader) = connection.accept_bi().await.unwrap();
+            reader.read_u16().await.unwrap();
+            has_asked.notify_one();
+            match reader.read_to_end(1 << 20).await {
+                Ok(_) => "a proper end".to_owned(),
+                Err(error) => error.to_string(),
+            }
+        });
+        (endpoint, ends, asked)
+    }
+
+    #[tokio::test]
+    async fn who_gives_up_before_it_is_answered_resets_its_stream() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = store(folder.path());
+        let (mute, mut ends, asked) = mute(&store);
+        let peer = Peer {
+            name: "mute".to_owned(),
+            address: mute.local_addr().unwrap(),
+            server_name: NAME.try_into().unwrap(),
+            transport: Transport::Quic,
+        };
+        let endpoint = quinn::Endpoint::client("127.0.0.1:0".parse().unwrap()).unwrap();
+        let mut patient = limits();
+        patient.connect = PATIENCE;
+        let link = Arc::new(Link::new(peer, endpoint, store, patient, Arc::default()));
+        let (mut tasks, keeping) = (JoinSet::new(), link.clone());
+        tasks.spawn(async move { keeping.keep(1, |_| pending()).await });
+        let opening = opening();
+        tokio::select! {
+            _ = link.open(&opening) => panic!("it was answered"),
+            () = asked.notified() => {}
+        }
+        let end = timeout(PATIENCE, ends.join_next()).await;
+        let end = end.expect("it is open").unwrap().unwrap();
+        assert!(end.contains("reset"), "{end}");
+    }
+
+    fn opening() -> Opening {
+        Opening::Tcp {
             sender: "web".to_owned(),
             source: "10.0.0.1:1000".parse().unwrap(),
             destination: "198.51.100.7:80".parse().unwrap(),
-        };
-        let opened = timeout(PATIENCE, link.open(&opening)).await;
-        let refused = opened.expect("it waits for ever").err();
-        assert!(matches!(refused, Some(TransportError::TimedOut(_))));
+        }
     }
 
     #[test]

@@ -275,16 +275,9 @@ fn a_host_has_no_more_by_naming_ever_new_senders() {
             let connection = connecting.unwrap().await.unwrap();
             let (mut answers, mut streams) = (Vec::new(), Vec::new());
             for number in 0..2 * MOST {
-                let (mut writer, mut reader) = connection.open_bi().await.unwrap();
-                let opening = Opening::Tcp {
-                    sender: format!("sender {number}"),
-                    source: source(4000),
-                    destination,
-                };
-                writer.write_all(&opening.encode()).await.unwrap();
-                let mut answer = [0];
-                reader.read_exact(&mut answer).await.unwrap();
-                answers.push(Answer::decode(answer[0]).unwrap());
+                let sender = format!("sender {number}");
+                let (writer, reader, answer) = echo_of(&connection, &sender).await;
+                answers.push(answer);
                 streams.push((writer, reader));
             }
             for (number, port) in (0..2 * MOST).zip(5000..) {
@@ -311,12 +304,82 @@ fn a_host_has_no_more_by_naming_ever_new_senders() {
     });
 }
 
+/// Opens a stream for a connection of that sender to the echo; with the peer's answer.
+async fn echo_of(
+    connection: &quinn::Connection,
+    sender: &str,
+) -> (quinn::SendStream, quinn::RecvStream, Answer) {
+    let (mut writer, mut reader) = connection.open_bi().await.unwrap();
+    let opening = Opening::Tcp {
+        sender: sender.to_owned(),
+        source: ([10, 64, 0, 2], 4000).into(),
+        destination: ([198, 51, 100, 7], 7).into(),
+    };
+    writer.write_all(&opening.encode()).await.unwrap();
+    let mut answer = [0];
+    reader.read_exact(&mut answer).await.unwrap();
+    (writer, reader, Answer::decode(answer[0]).unwrap())
+}
+
+/// What is a host's is shared by its senders.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn at_the_peer_too_a_sender_of_a_host_that_has_few_gets_what_who_has_most_loses() {
+    const MOST: usize = 3;
+    lab::run_within(DEADLINE, |_| {
+        let mut stage = Stage::build("quic");
+        stage.exchange("peer", "udp_idle_seconds = 2", "udp_idle_seconds = 600");
+        let limits = format!("connections_per_host = {MOST}\nflows_per_host = {MOST}");
+        stage.limit("peer", &limits);
+        stage.start_peer();
+        with_tokio(async {
+            let endpoint = endpoint();
+            let connecting =
+                endpoint.connect_with(client(&stage), PEER.parse().unwrap(), "peer.example");
+            let connection = connecting.unwrap().await.unwrap();
+            let mut streams = Vec::new();
+            for _ in 0..MOST {
+                streams.push(echo_of(&connection, "greedy").await);
+            }
+            let (.., beyond) = echo_of(&connection, "greedy").await;
+            assert_eq!(beyond, Answer::TooMany);
+            let few = echo_of(&connection, "few").await;
+            let (_, mut lost, _) = streams.pop().unwrap();
+            let end = tokio::time::timeout(PATIENCE, lost.read_to_end(16)).await;
+            let end = end.expect("it is open").unwrap_err();
+            assert!(end.to_string().contains("reset"), "{end}");
+            streams.push(few);
+            for (writer, reader, answer) in &mut streams {
+                assert_eq!(*answer, Answer::Connected);
+                writer.write_all(b"?").await.unwrap();
+                reader.read_exact(&mut [0]).await.unwrap();
+            }
+            assert_eq!(answered(&connection, "greedy", 5000..5005).await, MOST);
+            assert_eq!(answered(&connection, "few", 6000..6001).await, 1);
+        });
+        for (name, wanted) in [
+            ("connections_displaced_total", 1),
+            ("connections_refused_limit_total", 1),
+            ("flows_displaced_total", 1),
+            ("datagrams_dropped_limit_total", 2),
+        ] {
+            let found = figure(&stage, "peer", &format!("sandwire_relay_{name} "));
+            assert_eq!(found, wanted, "{name}");
+        }
+        wait_for("it is reported", || {
+            let report = stage.report_of("peer");
+            let is_flow = |line: &&str| line.contains("udp") && line.contains("too_many");
+            report.lines().filter(is_flow).count() == 1
+        });
+    });
+}
+
 /// Sends a datagram from each of these ports of a sandbox; how many are answered.
-async fn answered(connection: &quinn::Connection, ports: Range<u16>) -> usize {
+async fn answered(connection: &quinn::Connection, sender: &str, ports: Range<u16>) -> usize {
     for port in ports {
         let mut packet = Vec::new();
         let datagram = Datagram {
-            sender: "lab",
+            sender,
             source: ([10, 64, 0, 2], port).into(),
             destination: ([198, 51, 100, 7], 7).into(),
             payload: b"?",
@@ -357,11 +420,16 @@ fn a_host_takes_no_more_than_its_share_of_the_peer_s_ports() {
                 connecting.unwrap().await.unwrap()
             };
             let (first, second) = (connect(first).await, connect(second).await);
-            assert_eq!(answered(&first, 5000..5100).await, RANGE / 4);
-            assert_eq!(answered(&second, 6000..6001).await, 1);
+            assert_eq!(answered(&first, "lab", 5000..5100).await, RANGE / 4);
+            assert_eq!(answered(&second, "lab", 6000..6001).await, 1);
+            // Another sender of the host that has all it may.
+            assert_eq!(answered(&first, "other", 7000..7002).await, 2);
         });
         let dropped = "sandwire_relay_datagrams_dropped_limit_total ";
         assert_eq!(figure(&stage, "peer", dropped), SENT - RANGE / 4);
+        wait_for("who has most has lost two", || {
+            figure(&stage, "peer", "sandwire_relay_flows_displaced_total ") == 2
+        });
         let said = stage.peer_log().matches("no socket for datagrams").count();
         assert!((1..5).contains(&said), "{}", stage.peer_log());
     });
