@@ -6,6 +6,7 @@
 
 mod endings;
 mod known;
+mod left;
 mod pending;
 mod sweep;
 
@@ -103,6 +104,8 @@ pub(crate) struct Impairments {
     pending: Pending,
     /// Those that somebody has end.
     endings: Endings,
+    /// Whether it was looked what an earlier daemon has left half done.
+    is_taken_up: AtomicBool,
     /// Told when a lease has ended.
     ended: Notify,
 }
@@ -121,6 +124,7 @@ impl Impairments {
             known: Known::default(),
             pending: Pending::default(),
             endings: Endings::default(),
+            is_taken_up: AtomicBool::new(false),
             ended: Notify::new(),
         }
     }

@@ -38,7 +38,11 @@ impl Impairments {
     pub(super) fn look(&self, slots: &Slots) -> Result<(), ImpairError> {
         let _gate = self.lock_gate();
         // Also of slots that were repaired meanwhile.
-        let before = [self.known.leases(), self.pending.leases()].concat();
+        let before = match self.is_taken_up.load(Ordering::Relaxed) {
+            true => [self.known.leases(), self.pending.leases()].concat(),
+            // An earlier daemon may have ended before their packets had other ways, or after.
+            false => slots.present_leases(),
+        };
         // Also while the service doesn't answer: the next one of the name may be there before it does.
         self.pending
             .forget_ended(|lease| slots.present_interfaces(lease));
@@ -52,7 +56,9 @@ impl Impairments {
                     // It has ended as it should, with all impairments.
                     self.pending.clear();
                     self.may_be.store(false, Ordering::Relaxed);
-                    return self.lead(slots, &before);
+                    let led = self.lead(slots, &before);
+                    self.is_taken_up.store(true, Ordering::Relaxed);
+                    return led;
                 }
                 // It takes up again what it remembers.
                 self.connect_or_start()?
@@ -61,6 +67,13 @@ impl Impairments {
         let mut present = Vec::new();
         let mut is_any_left = false;
         let mut failure = self.settle(&mut client, slots).err();
+        let mut is_taken_up = self.is_taken_up.load(Ordering::Relaxed);
+        if !is_taken_up {
+            match self.level(&mut client, slots) {
+                Ok(is_done) => is_taken_up = is_done,
+                Err(error) => failure = failure.or(Some(error)),
+            }
+        }
         for status in client.list().map_err(ImpairError::Service)? {
             // Others may be other daemons'.
             let Some(lease) = self.lease_of(&status.owner) else {
@@ -79,6 +92,7 @@ impl Impairments {
         }
         self.known.replace(true, present);
         failure = failure.or(self.lead(slots, &before).err());
+        self.is_taken_up.store(is_taken_up, Ordering::Relaxed);
         is_any_left |= !self.pending.leases().is_empty();
         self.may_be.store(is_any_left, Ordering::Relaxed);
         failure.map_or(Ok(()), Err)

@@ -354,6 +354,65 @@ fn a_service_that_has_ended_leaves_no_lease_on_another_way() {
     assert_eq!(lab.led(), 0);
 }
 
+/// As of a daemon that was killed before the service had done what it was asked for, or after.
+#[test]
+fn a_lease_that_an_earlier_daemon_has_led_another_way_is_led_as_usual() {
+    let lease = LeaseKey {
+        owner_uid: 0,
+        name: "a".parse().unwrap(),
+    };
+    for has_service in [true, false] {
+        let lab = Lab::new();
+        lab.slots.set_impaired(&lease, true).unwrap();
+        if !has_service {
+            std::fs::remove_file(control_socket(lab.folder.path())).unwrap();
+        }
+        lab.impairments.look(&lab.slots).unwrap();
+        assert_eq!(lab.led(), 0, "{has_service}");
+    }
+}
+
+/// As of a daemon that was killed meanwhile.
+#[test]
+fn a_lease_that_an_earlier_daemon_has_impaired_by_half_is_impaired_as_a_whole() {
+    let (short, long) = ("delay 7ms", "delay 50ms");
+    for (halves, expected) in [
+        ([Some(long), None], long),
+        ([None, Some(long)], long),
+        ([Some(short), Some(long)], short),
+    ] {
+        let mut lab = Lab::new();
+        lab.set(long).unwrap();
+        let name = "a".parse().unwrap();
+        let found = lab.slots.interfaces(ROOT, None, &name).unwrap();
+        let owner = lab.impairments.owner_of(&found.lease);
+        for (target, half) in targets_of(&found).into_iter().zip(halves) {
+            let mut targets = lab.service.targets.lock().unwrap();
+            match half {
+                Some(text) => targets.insert(target, (owner.clone(), text.parse().unwrap())),
+                None => targets.remove(&target),
+            };
+        }
+        let before = lab.service.texts();
+        lab.impairments =
+            Impairments::new(lab.folder.path().to_owned(), false, &"b".parse().unwrap());
+        let look = || lab.impairments.look(&lab.slots).unwrap();
+        // Who has all of it end has it end as it is.
+        let ending = lab.impairments.endings.begin(&found.lease, false);
+        look();
+        assert_eq!(lab.service.texts(), before);
+        drop(ending);
+        look();
+        assert_eq!(lab.service.texts(), [expected; 2]);
+        assert_eq!(lab.led(), 1);
+        // What somebody takes away later isn't what an earlier daemon has left.
+        let first = targets_of(&found).remove(0);
+        lab.service.targets.lock().unwrap().remove(&first);
+        look();
+        assert_eq!(lab.service.texts(), [expected]);
+    }
+}
+
 /// A service may impair leases of several daemons, and then of the same names.
 #[test]
 fn leases_of_another_instance_stay_as_they_are() {
