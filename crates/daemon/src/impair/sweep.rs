@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use sandwire_impair_host::control::{State, Status};
+use sandwire_impair_host::control::{Client, ClientError, State, Status, control_socket};
 use sandwire_slot::{lease::LeaseKey, service::Slots};
 use tokio::time::timeout;
 
@@ -37,6 +37,27 @@ impl Impairments {
     /// Looks once.
     pub(super) fn look(&self, slots: &Slots) -> Result<(), ImpairError> {
         let _gate = self.lock_gate();
+        let connected = Client::connect(&control_socket(&self.folder));
+        if connected.as_ref().is_err_and(|error| !error.is_late()) {
+            // It is gone, and another may be started.
+            self.is_late.store(false, Ordering::Relaxed);
+        }
+        let looked = self.look_by(connected, slots);
+        self.note_looked(&looked);
+        looked
+    }
+
+    /// Takes note of whether the service answers in time.
+    pub(super) fn note_looked(&self, looked: &Result<(), ImpairError>) {
+        let is_late = matches!(looked, Err(ImpairError::Service(error)) if error.is_late());
+        self.is_late.store(is_late, Ordering::Relaxed);
+    }
+
+    fn look_by(
+        &self,
+        connected: Result<Client, ClientError>,
+        slots: &Slots,
+    ) -> Result<(), ImpairError> {
         // Also of slots that were repaired meanwhile.
         let before = match self.is_taken_up.load(Ordering::Relaxed) {
             true => [self.known.leases(), self.pending.leases()].concat(),
@@ -46,8 +67,9 @@ impl Impairments {
         // Also while the service doesn't answer: the next one of the name may be there before it does.
         self.pending
             .forget_ended(|lease| slots.present_interfaces(lease));
-        let mut client = match self.connect() {
+        let mut client = match connected {
             Ok(client) => client,
+            Err(error) if error.is_late() => return Err(ImpairError::Service(error)),
             Err(_) => {
                 let left = self.left();
                 let is_any_left = !left.is_empty();
@@ -74,7 +96,11 @@ impl Impairments {
                 Err(error) => failure = failure.or(Some(error)),
             }
         }
-        for status in client.list().map_err(ImpairError::Service)? {
+        let listed = match client.list() {
+            Ok(listed) => listed,
+            Err(error) => return Err(failure.unwrap_or(ImpairError::Service(error))),
+        };
+        for status in listed {
             // Others may be other daemons'.
             let Some(lease) = self.lease_of(&status.owner) else {
                 continue;

@@ -35,6 +35,8 @@ struct Service {
     let_go: Condvar,
     /// Ends that are waited for.
     ending: Mutex<usize>,
+    /// Connections that were accepted.
+    calls: std::sync::atomic::AtomicUsize,
 }
 
 impl Service {
@@ -45,6 +47,7 @@ impl Service {
         let shared = Arc::clone(&service);
         thread::spawn(move || {
             for stream in listener.incoming().flatten() {
+                shared.calls.fetch_add(1, Ordering::Relaxed);
                 let shared = Arc::clone(&shared);
                 thread::spawn(move || shared.serve(&stream));
             }
@@ -172,6 +175,24 @@ impl Lab {
     fn led(&self) -> usize {
         self.network.impaired.lock().unwrap().len()
     }
+}
+
+/// What a service that was killed remembers of lease `a`.
+fn left_text(lab: &Lab) -> String {
+    let impairment: Impairment = "delay 50ms".parse().unwrap();
+    let lease = LeaseKey {
+        owner_uid: 0,
+        name: "a".parse().unwrap(),
+    };
+    let remembered = json!({
+        "target": {"interface": "tap"},
+        "owner": lab.impairments.owner_of(&lease),
+        "impairment": impairment,
+        "force": false,
+        "inode": 1,
+        "ifindex": 1,
+    });
+    remembered.to_string()
 }
 
 fn wait_until(what: &str, happens: impl Fn() -> bool) {
@@ -305,16 +326,7 @@ fn nothing_is_taken_back_of_a_lease_that_has_ended_by_itself() {
         .path()
         .join(sandwire_impair_host::control::TARGETS);
     std::fs::create_dir(&left).unwrap();
-    let impairment: Impairment = "delay 50ms".parse().unwrap();
-    let remembered = json!({
-        "target": {"interface": "tap"},
-        "owner": lab.impairments.owner_of(&lease),
-        "impairment": impairment,
-        "force": false,
-        "inode": 1,
-        "ifindex": 1,
-    });
-    std::fs::write(left.join("1-1.json"), remembered.to_string()).unwrap();
+    std::fs::write(left.join("1-1.json"), left_text(&lab)).unwrap();
     lab.impairments.look(&lab.slots).unwrap_err();
     assert!(!lab.impairments.pending.has(&lease));
 }
@@ -352,6 +364,43 @@ fn a_service_that_has_ended_leaves_no_lease_on_another_way() {
     std::fs::remove_file(control_socket(lab.folder.path())).unwrap();
     lab.impairments.look(&lab.slots).unwrap();
     assert_eq!(lab.led(), 0);
+}
+
+/// As one that was stopped (SIGSTOP): each who asks would wait for half a minute, and leave a connection in its queue.
+#[test]
+fn a_service_that_does_not_answer_is_asked_by_who_looks_after_it_alone() {
+    let lab = Lab::new();
+    lab.set("delay 50ms").unwrap();
+    let late = || {
+        Err(ImpairError::Service(ClientError::Broken {
+            operation: "list its targets",
+            source: io::ErrorKind::WouldBlock.into(),
+        }))
+    };
+    lab.impairments.note_looked(&late());
+    let calls = || lab.service.calls.load(Ordering::Relaxed);
+    let before = calls();
+    let name = "a".parse().unwrap();
+    let summary = lab.impairments.summary_now(0, &name).unwrap();
+    assert!(summary.service_alive, "it is there");
+    let refusal = lab.set("delay 7ms").unwrap_err().to_string();
+    assert!(refusal.contains("hasn't answered in time"), "{refusal}");
+    lab.impairments.all().unwrap_err();
+    assert_eq!(calls(), before);
+    lab.impairments.look(&lab.slots).unwrap();
+    lab.set("delay 7ms").unwrap();
+    // One that is gone is said to be.
+    lab.impairments.note_looked(&late());
+    let left = lab
+        .folder
+        .path()
+        .join(sandwire_impair_host::control::TARGETS);
+    std::fs::remove_file(control_socket(lab.folder.path())).unwrap();
+    std::fs::create_dir(&left).unwrap();
+    std::fs::write(left.join("1-1.json"), left_text(&lab)).unwrap();
+    lab.impairments.look(&lab.slots).unwrap_err();
+    let refusal = lab.set("delay 7ms").unwrap_err();
+    assert!(matches!(refusal, ImpairError::NotStarted(_)), "{refusal}");
 }
 
 /// As of a daemon that was killed before the service had done what it was asked for, or after.
