@@ -6,10 +6,12 @@
 
 mod endings;
 mod known;
+mod left;
 mod pending;
 mod sweep;
 
 use std::{
+    io,
     path::PathBuf,
     sync::{
         Mutex, MutexGuard, PoisonError,
@@ -103,6 +105,11 @@ pub(crate) struct Impairments {
     pending: Pending,
     /// Those that somebody has end.
     endings: Endings,
+    /// Whether it was looked what an earlier daemon has left half done.
+    is_taken_up: AtomicBool,
+    /// The service has not answered the last look in time. Until it answers one nobody else asks it: each would wait for as long, and leave
+    /// a connection in its queue.
+    is_late: AtomicBool,
     /// Told when a lease has ended.
     ended: Notify,
 }
@@ -121,6 +128,8 @@ impl Impairments {
             known: Known::default(),
             pending: Pending::default(),
             endings: Endings::default(),
+            is_taken_up: AtomicBool::new(false),
+            is_late: AtomicBool::new(false),
             ended: Notify::new(),
         }
     }
@@ -264,7 +273,9 @@ impl Impairments {
     /// The same, with whether the service listens now.
     pub(crate) fn summary_now(&self, owner_uid: u32, name: &Name) -> Option<ImpairmentSummary> {
         let mut summary = self.summary(owner_uid, name)?;
-        summary.service_alive = self.connect().is_ok();
+        if !self.is_late.load(Ordering::Relaxed) {
+            summary.service_alive = self.connect().is_ok();
+        }
         Some(summary)
     }
 
@@ -319,14 +330,20 @@ impl Impairments {
     }
 
     fn connect(&self) -> Result<Client, ClientError> {
-        Client::connect(&control_socket(&self.folder))
+        let path = control_socket(&self.folder);
+        if self.is_late.load(Ordering::Relaxed) {
+            let text = "it hasn't answered in time, and is asked again by and by";
+            let source = io::Error::new(io::ErrorKind::TimedOut, text);
+            return Err(ClientError::Connect { path, source });
+        }
+        Client::connect(&path)
     }
 
     /// None if there is no service, and none has left an impaired lease.
     fn connect_if_needed(&self) -> Result<Option<Client>, ImpairError> {
         match self.connect() {
             Ok(client) => Ok(Some(client)),
-            Err(_) if self.left().is_empty() => Ok(None),
+            Err(error) if !error.is_late() && self.left().is_empty() => Ok(None),
             Err(error) => Err(ImpairError::Service(error)),
         }
     }
@@ -340,6 +357,10 @@ impl Impairments {
     }
 
     fn connect_or_start(&self) -> Result<Client, ImpairError> {
+        // One that is there but late isn't to be started.
+        if self.is_late.load(Ordering::Relaxed) {
+            return self.connect().map_err(ImpairError::Service);
+        }
         if !self.starts {
             return self.connect().map_err(ImpairError::NotStarted);
         }

@@ -294,10 +294,14 @@ impl Forwarder {
         };
         let compiled = Compiled::after(impairment, &self.settings.impairment, &self.compiled)?;
         let lines = [ab.changed_to(&compiled), ba.changed_to(&compiled)];
+        let before = self.lines.replace(lines);
+        if let Err(error) = self.configure(true) {
+            // The engine goes on with them, and a later graph is to have what it has.
+            self.lines = before;
+            return Err(error);
+        }
         self.compiled = compiled;
         self.settings.impairment = impairment.clone();
-        self.lines = Some(lines);
-        self.configure(true)?;
         Ok(())
     }
 

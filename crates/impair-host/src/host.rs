@@ -296,7 +296,7 @@ impl Host {
         }
         let attached = namespace.inside(|| Ok(diversion.attach()?));
         if attached.is_err() {
-            self.workers[worker].remove(id)?;
+            drop(self.workers[worker].remove(id)?);
             return attached;
         }
         tracing::info!(target = %remembered.target, owner = %remembered.owner, "impaired");
@@ -385,7 +385,7 @@ impl Host {
 
     fn take_away(&self, entry: &Entry) -> Result<(), Error> {
         let detached = entry.namespace.inside(|| Ok(entry.diversion.detach()?));
-        let removed = self.workers[entry.worker].remove(entry.id);
+        let removed = self.workers[entry.worker].remove(entry.id).map(drop);
         let remembered = &entry.remembered;
         let forgotten = self.memory.remove(remembered.inode, remembered.ifindex);
         tracing::info!(target = %remembered.target, "impaired no more");

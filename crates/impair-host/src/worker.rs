@@ -8,6 +8,7 @@ mod lane;
 use std::{
     collections::BTreeMap,
     io,
+    os::fd::OwnedFd,
     sync::{Arc, mpsc},
     thread::{self, JoinHandle},
     time::Duration,
@@ -78,7 +79,8 @@ enum Order {
     Change(Id, Box<Compiled>, Answer<Result<(), String>>),
     /// Answered when all packets have gone and the diversion lets packets pass.
     Drain(Id, bool, Answer<Cleared>),
-    Remove(Id, Answer<()>),
+    /// Answered with its TAPs.
+    Remove(Id, Answer<Vec<OwnedFd>>),
     Report(Answer<BTreeMap<Id, [LaneReport; 2]>>),
     End,
     #[cfg(test)]
@@ -157,8 +159,9 @@ impl Worker {
         self.order(|answer| Order::Drain(id, flush, answer))
     }
 
-    /// Forgets a target, and closes its TAPs.
-    pub(crate) fn remove(&self, id: Id) -> Result<(), Error> {
+    /// Forgets a target. Its TAPs are left to the caller to close: the kernel takes some 20 ms for each, for which the packets of all
+    /// targets would wait.
+    pub(crate) fn remove(&self, id: Id) -> Result<Vec<OwnedFd>, Error> {
         self.ask(|answer| Order::Remove(id, answer))
     }
 
@@ -273,10 +276,7 @@ impl Running {
                 drop(answer.send(self.change(id, &compiled)));
             }
             Order::Drain(id, flush, answer) => self.drain(id, flush, answer),
-            Order::Remove(id, answer) => {
-                self.remove(id);
-                let _ = answer.send(());
-            }
+            Order::Remove(id, answer) => drop(answer.send(self.remove(id))),
             Order::Report(answer) => drop(answer.send(self.report())),
             Order::End => {}
             #[cfg(test)]
@@ -363,9 +363,10 @@ impl Running {
         answers.push(answer);
     }
 
-    fn remove(&mut self, id: Id) {
+    /// Its TAPs, which aren't read any more.
+    fn remove(&mut self, id: Id) -> Vec<OwnedFd> {
         let Some(mut target) = self.targets.remove(&id) else {
-            return;
+            return Vec::new();
         };
         // Who still waits for its last packets is told that they were dropped.
         if let Some((mut cleared, answers)) = target.cleared.take() {
@@ -377,12 +378,15 @@ impl Running {
                 let _ = answer.send(cleared);
             }
         }
+        let mut taps = Vec::new();
         for lane in &target.lanes {
+            taps.extend(lane.tap(&self.engine));
             lane.remove(&mut self.graph);
         }
         if let Err(error) = self.engine.configure(&self.graph) {
             tracing::error!(%error, "the engine can't forget a target");
         }
+        taps
     }
 
     fn report(&self) -> BTreeMap<Id, [LaneReport; 2]> {

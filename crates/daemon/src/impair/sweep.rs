@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use sandwire_impair_host::control::{State, Status};
+use sandwire_impair_host::control::{Client, ClientError, State, Status, control_socket};
 use sandwire_slot::{lease::LeaseKey, service::Slots};
 use tokio::time::timeout;
 
@@ -37,13 +37,39 @@ impl Impairments {
     /// Looks once.
     pub(super) fn look(&self, slots: &Slots) -> Result<(), ImpairError> {
         let _gate = self.lock_gate();
+        let connected = Client::connect(&control_socket(&self.folder));
+        if connected.as_ref().is_err_and(|error| !error.is_late()) {
+            // It is gone, and another may be started.
+            self.is_late.store(false, Ordering::Relaxed);
+        }
+        let looked = self.look_by(connected, slots);
+        self.note_looked(&looked);
+        looked
+    }
+
+    /// Takes note of whether the service answers in time.
+    pub(super) fn note_looked(&self, looked: &Result<(), ImpairError>) {
+        let is_late = matches!(looked, Err(ImpairError::Service(error)) if error.is_late());
+        self.is_late.store(is_late, Ordering::Relaxed);
+    }
+
+    fn look_by(
+        &self,
+        connected: Result<Client, ClientError>,
+        slots: &Slots,
+    ) -> Result<(), ImpairError> {
         // Also of slots that were repaired meanwhile.
-        let before = [self.known.leases(), self.pending.leases()].concat();
+        let before = match self.is_taken_up.load(Ordering::Relaxed) {
+            true => [self.known.leases(), self.pending.leases()].concat(),
+            // An earlier daemon may have ended before their packets had other ways, or after.
+            false => slots.present_leases(),
+        };
         // Also while the service doesn't answer: the next one of the name may be there before it does.
         self.pending
             .forget_ended(|lease| slots.present_interfaces(lease));
-        let mut client = match self.connect() {
+        let mut client = match connected {
             Ok(client) => client,
+            Err(error) if error.is_late() => return Err(ImpairError::Service(error)),
             Err(_) => {
                 let left = self.left();
                 let is_any_left = !left.is_empty();
@@ -52,7 +78,9 @@ impl Impairments {
                     // It has ended as it should, with all impairments.
                     self.pending.clear();
                     self.may_be.store(false, Ordering::Relaxed);
-                    return self.lead(slots, &before);
+                    let led = self.lead(slots, &before);
+                    self.is_taken_up.store(true, Ordering::Relaxed);
+                    return led;
                 }
                 // It takes up again what it remembers.
                 self.connect_or_start()?
@@ -61,7 +89,18 @@ impl Impairments {
         let mut present = Vec::new();
         let mut is_any_left = false;
         let mut failure = self.settle(&mut client, slots).err();
-        for status in client.list().map_err(ImpairError::Service)? {
+        let mut is_taken_up = self.is_taken_up.load(Ordering::Relaxed);
+        if !is_taken_up {
+            match self.level(&mut client, slots) {
+                Ok(is_done) => is_taken_up = is_done,
+                Err(error) => failure = failure.or(Some(error)),
+            }
+        }
+        let listed = match client.list() {
+            Ok(listed) => listed,
+            Err(error) => return Err(failure.unwrap_or(ImpairError::Service(error))),
+        };
+        for status in listed {
             // Others may be other daemons'.
             let Some(lease) = self.lease_of(&status.owner) else {
                 continue;
@@ -79,6 +118,7 @@ impl Impairments {
         }
         self.known.replace(true, present);
         failure = failure.or(self.lead(slots, &before).err());
+        self.is_taken_up.store(is_taken_up, Ordering::Relaxed);
         is_any_left |= !self.pending.leases().is_empty();
         self.may_be.store(is_any_left, Ordering::Relaxed);
         failure.map_or(Ok(()), Err)

@@ -35,6 +35,8 @@ struct Service {
     let_go: Condvar,
     /// Ends that are waited for.
     ending: Mutex<usize>,
+    /// Connections that were accepted.
+    calls: std::sync::atomic::AtomicUsize,
 }
 
 impl Service {
@@ -45,6 +47,7 @@ impl Service {
         let shared = Arc::clone(&service);
         thread::spawn(move || {
             for stream in listener.incoming().flatten() {
+                shared.calls.fetch_add(1, Ordering::Relaxed);
                 let shared = Arc::clone(&shared);
                 thread::spawn(move || shared.serve(&stream));
             }
@@ -172,6 +175,24 @@ impl Lab {
     fn led(&self) -> usize {
         self.network.impaired.lock().unwrap().len()
     }
+}
+
+/// What a service that was killed remembers of lease `a`.
+fn left_text(lab: &Lab) -> String {
+    let impairment: Impairment = "delay 50ms".parse().unwrap();
+    let lease = LeaseKey {
+        owner_uid: 0,
+        name: "a".parse().unwrap(),
+    };
+    let remembered = json!({
+        "target": {"interface": "tap"},
+        "owner": lab.impairments.owner_of(&lease),
+        "impairment": impairment,
+        "force": false,
+        "inode": 1,
+        "ifindex": 1,
+    });
+    remembered.to_string()
 }
 
 fn wait_until(what: &str, happens: impl Fn() -> bool) {
@@ -305,16 +326,7 @@ fn nothing_is_taken_back_of_a_lease_that_has_ended_by_itself() {
         .path()
         .join(sandwire_impair_host::control::TARGETS);
     std::fs::create_dir(&left).unwrap();
-    let impairment: Impairment = "delay 50ms".parse().unwrap();
-    let remembered = json!({
-        "target": {"interface": "tap"},
-        "owner": lab.impairments.owner_of(&lease),
-        "impairment": impairment,
-        "force": false,
-        "inode": 1,
-        "ifindex": 1,
-    });
-    std::fs::write(left.join("1-1.json"), remembered.to_string()).unwrap();
+    std::fs::write(left.join("1-1.json"), left_text(&lab)).unwrap();
     lab.impairments.look(&lab.slots).unwrap_err();
     assert!(!lab.impairments.pending.has(&lease));
 }
@@ -352,6 +364,102 @@ fn a_service_that_has_ended_leaves_no_lease_on_another_way() {
     std::fs::remove_file(control_socket(lab.folder.path())).unwrap();
     lab.impairments.look(&lab.slots).unwrap();
     assert_eq!(lab.led(), 0);
+}
+
+/// As one that was stopped (SIGSTOP): each who asks would wait for half a minute, and leave a connection in its queue.
+#[test]
+fn a_service_that_does_not_answer_is_asked_by_who_looks_after_it_alone() {
+    let lab = Lab::new();
+    lab.set("delay 50ms").unwrap();
+    let late = || {
+        Err(ImpairError::Service(ClientError::Broken {
+            operation: "list its targets",
+            source: io::ErrorKind::WouldBlock.into(),
+        }))
+    };
+    lab.impairments.note_looked(&late());
+    let calls = || lab.service.calls.load(Ordering::Relaxed);
+    let before = calls();
+    let name = "a".parse().unwrap();
+    let summary = lab.impairments.summary_now(0, &name).unwrap();
+    assert!(summary.service_alive, "it is there");
+    let refusal = lab.set("delay 7ms").unwrap_err().to_string();
+    assert!(refusal.contains("hasn't answered in time"), "{refusal}");
+    lab.impairments.all().unwrap_err();
+    assert_eq!(calls(), before);
+    lab.impairments.look(&lab.slots).unwrap();
+    lab.set("delay 7ms").unwrap();
+    // One that is gone is said to be.
+    lab.impairments.note_looked(&late());
+    let left = lab
+        .folder
+        .path()
+        .join(sandwire_impair_host::control::TARGETS);
+    std::fs::remove_file(control_socket(lab.folder.path())).unwrap();
+    std::fs::create_dir(&left).unwrap();
+    std::fs::write(left.join("1-1.json"), left_text(&lab)).unwrap();
+    lab.impairments.look(&lab.slots).unwrap_err();
+    let refusal = lab.set("delay 7ms").unwrap_err();
+    assert!(matches!(refusal, ImpairError::NotStarted(_)), "{refusal}");
+}
+
+/// As of a daemon that was killed before the service had done what it was asked for, or after.
+#[test]
+fn a_lease_that_an_earlier_daemon_has_led_another_way_is_led_as_usual() {
+    let lease = LeaseKey {
+        owner_uid: 0,
+        name: "a".parse().unwrap(),
+    };
+    for has_service in [true, false] {
+        let lab = Lab::new();
+        lab.slots.set_impaired(&lease, true).unwrap();
+        if !has_service {
+            std::fs::remove_file(control_socket(lab.folder.path())).unwrap();
+        }
+        lab.impairments.look(&lab.slots).unwrap();
+        assert_eq!(lab.led(), 0, "{has_service}");
+    }
+}
+
+/// As of a daemon that was killed meanwhile.
+#[test]
+fn a_lease_that_an_earlier_daemon_has_impaired_by_half_is_impaired_as_a_whole() {
+    let (short, long) = ("delay 7ms", "delay 50ms");
+    for (halves, expected) in [
+        ([Some(long), None], long),
+        ([None, Some(long)], long),
+        ([Some(short), Some(long)], short),
+    ] {
+        let mut lab = Lab::new();
+        lab.set(long).unwrap();
+        let name = "a".parse().unwrap();
+        let found = lab.slots.interfaces(ROOT, None, &name).unwrap();
+        let owner = lab.impairments.owner_of(&found.lease);
+        for (target, half) in targets_of(&found).into_iter().zip(halves) {
+            let mut targets = lab.service.targets.lock().unwrap();
+            match half {
+                Some(text) => targets.insert(target, (owner.clone(), text.parse().unwrap())),
+                None => targets.remove(&target),
+            };
+        }
+        let before = lab.service.texts();
+        lab.impairments =
+            Impairments::new(lab.folder.path().to_owned(), false, &"b".parse().unwrap());
+        let look = || lab.impairments.look(&lab.slots).unwrap();
+        // Who has all of it end has it end as it is.
+        let ending = lab.impairments.endings.begin(&found.lease, false);
+        look();
+        assert_eq!(lab.service.texts(), before);
+        drop(ending);
+        look();
+        assert_eq!(lab.service.texts(), [expected; 2]);
+        assert_eq!(lab.led(), 1);
+        // What somebody takes away later isn't what an earlier daemon has left.
+        let first = targets_of(&found).remove(0);
+        lab.service.targets.lock().unwrap().remove(&first);
+        look();
+        assert_eq!(lab.service.texts(), [expected]);
+    }
 }
 
 /// A service may impair leases of several daemons, and then of the same names.

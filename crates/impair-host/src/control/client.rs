@@ -64,6 +64,20 @@ pub enum ClientError {
     },
 }
 
+impl ClientError {
+    /// Whether the service is there but hasn't answered, or taken the connection, in time.
+    #[must_use]
+    pub fn is_late(&self) -> bool {
+        let (Self::Connect { source, .. } | Self::Broken { source, .. }) = self else {
+            return false;
+        };
+        matches!(
+            source.kind(),
+            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut
+        )
+    }
+}
+
 /// Who the service is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hello {
@@ -292,12 +306,14 @@ mod tests {
         let (mut service, _) = listener.accept().unwrap();
         let late = client.ask("wait", &Request::Hello, Some(Duration::from_millis(20)));
         assert!(matches!(late, Err(ClientError::Broken { .. })), "{late:?}");
+        assert!(late.unwrap_err().is_late());
         let mut answer = serde_json::to_vec(&Response::Done).unwrap();
         answer.push(b'\n');
         // Fails where nobody hears it any more.
         let _ = service.write_all(&answer);
         let next = client.ask("go on", &Request::Hello, Some(PATIENCE));
         assert!(matches!(next, Err(ClientError::Broken { .. })), "{next:?}");
+        assert!(!next.unwrap_err().is_late(), "it is gone");
     }
 
     /// As of a service that was stopped (SIGSTOP), after so many questions that nobody waits any more for their answers.
@@ -317,7 +333,9 @@ mod tests {
         let connect = || Client::connect_within(&path, Duration::from_millis(20));
         let waiting: Vec<_> = (0..3).map_while(|_| connect().ok()).collect();
         assert_eq!(waiting.len(), 1, "as many as the queue has room for");
-        let refusal = connect().unwrap_err().to_string();
+        let refusal = connect().unwrap_err();
+        assert!(refusal.is_late());
+        let refusal = refusal.to_string();
         assert!(refusal.contains("takes no connections"), "{refusal}");
     }
 }

@@ -88,6 +88,28 @@ fn who_has_waited_for_an_end_does_not_end_what_came_after_it() {
     });
 }
 
+/// Else the packets of all targets wait until the kernel has deleted them.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn taps_are_not_closed_by_the_engine() {
+    lab::run(|lab| {
+        let mut bench = Bench::new(lab);
+        bench.make("a");
+        bench.set("a").unwrap();
+        let entry = bench.host.entries.values().next().unwrap();
+        let names = entry.taps.clone().map(|(name, _)| name);
+        let are_there = |are: bool| {
+            let links = lab.run("ip -o link");
+            let is_there = |name: &String| links.contains(&format!(": {name}:"));
+            names.iter().all(|name| is_there(name) == are)
+        };
+        let taps = bench.host.workers[0].remove(entry.id).unwrap();
+        assert!(are_there(true), "they are who asked's");
+        drop(taps);
+        assert!(are_there(false));
+    });
+}
+
 /// A host `far` with `far0`, whose other end here is `near` with 10.9.0.1; as a target.
 fn make_far(lab: &Lab, near: &str) -> Target {
     lab.shell(&format!(

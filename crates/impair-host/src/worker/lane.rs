@@ -1,6 +1,6 @@
 //! One direction of a target: its TAP, its line, and its way out.
 
-use std::{sync::Arc, time::Duration};
+use std::{os::fd::OwnedFd, sync::Arc, time::Duration};
 
 use sandwire_datapath::divert::{Diversion, Way};
 use sandwire_engine::{
@@ -108,6 +108,12 @@ impl Lane {
 
     pub(super) fn config(&self) -> &Line {
         &self.config
+    }
+
+    /// Its TAP, which is closed with this and the engine's. None if it is gone, or where no descriptor is left.
+    pub(super) fn tap(&self, engine: &Engine) -> Option<OwnedFd> {
+        let watch = engine.app::<TapApp>(&self.tap)?.watch()?;
+        watch.descriptor.try_clone_to_owned().ok()
     }
 
     pub(super) fn remove(&self, graph: &mut Graph) {

@@ -34,6 +34,10 @@ pub(crate) struct ModelService {
 pub(crate) struct ServiceState {
     pub(crate) channels: BTreeMap<LeaseKey, ChannelPlan>,
     pub(crate) folders: BTreeSet<PathBuf>,
+    /// What the second has of a lease whose owner's service it was.
+    pub(crate) former: Option<ChannelPlan>,
+    /// Those that the first was asked to open there meanwhile.
+    pub(crate) refused_opens: u32,
     /// None answers.
     pub(crate) is_down: bool,
     /// The one that doesn't, though others may.
@@ -163,6 +167,11 @@ impl Channels for ModelChannels {
         if state.refuses {
             return Err(ChannelError::Refused("as told".to_owned()));
         }
+        let is_taken = |former: &ChannelPlan| former.folder == channel.folder;
+        if state.former.as_ref().is_some_and(is_taken) {
+            state.refused_opens += 1;
+            return Err(ChannelError::Refused("somebody listens there".to_owned()));
+        }
         state.folders.insert(channel.folder.clone());
         self.leave()?;
         state
@@ -174,7 +183,10 @@ impl Channels for ModelChannels {
 
     fn close(&self, service: usize, lease: &LeaseKey) -> Result<(), ChannelError> {
         let mut state = self.enter(service)?;
-        state.channels.remove(lease);
+        match service == service_of(lease.owner_uid) {
+            true => drop(state.channels.remove(lease)),
+            false => state.former = None,
+        }
         self.leave()
     }
 
@@ -203,7 +215,8 @@ impl Channels for ModelChannels {
         let state = self.enter(service)?;
         let channels = state.channels.values();
         let of_service = channels.filter(|channel| service_of(channel.lease.owner_uid) == service);
-        Ok(of_service.cloned().collect())
+        let former = state.former.iter().filter(|_| service == 1);
+        Ok(of_service.chain(former).cloned().collect())
     }
 
     fn has_folder(&self, channel: &ChannelPlan) -> bool {

@@ -95,6 +95,12 @@ impl Slots {
         })
     }
 
+    /// All leases, whoever asks.
+    #[must_use]
+    pub fn present_leases(&self) -> Vec<LeaseKey> {
+        self.shared.lock().leases.keys().cloned().collect()
+    }
+
     /// The interfaces of a lease whoever asks; none if there is no such lease.
     #[must_use]
     pub fn present_interfaces(&self, key: &LeaseKey) -> Option<LeaseInterfaces> {

@@ -51,6 +51,8 @@ pub struct Channels {
     router: Thread<RouterHandle>,
     captures: Captures,
     vms: BTreeMap<VmKey, Channel>,
+    /// How long one of these threads may take to do as it was told.
+    patience: Duration,
 }
 
 #[derive(Debug)]
@@ -104,6 +106,7 @@ impl Channels {
             router: Thread { handle, thread },
             captures,
             vms: BTreeMap::new(),
+            patience: PATIENCE,
         })
     }
 
@@ -218,13 +221,27 @@ impl Channels {
             let (sender, answer) = sync_channel(1);
             let command = RouterCommand::Add(Box::new(setup), sender);
             self.router.handle.send(command);
-            return Ok(await_answer(&answer)??);
+            let outcome = await_answer(&answer, self.patience);
+            if matches!(outcome, Err(ChannelError::Silent)) {
+                // It may do it yet.
+                let (sender, _) = sync_channel(1);
+                let command = RouterCommand::Remove(spec.key.clone(), sender);
+                self.router.handle.send(command);
+            }
+            return Ok(outcome??);
         };
         let setup = listen(spec, place, counters)?;
         let (sender, answer) = sync_channel(1);
         let command = Command::AddVm(Box::new(setup), sender);
         self.workers[worker].handle.send(command);
-        let outcome = await_answer(&answer).and_then(|outcome| Ok(outcome?));
+        let outcome = await_answer(&answer, self.patience);
+        if matches!(outcome, Err(ChannelError::Silent)) {
+            // It may do it yet.
+            let (sender, _) = sync_channel(1);
+            let command = Command::RemoveVm(spec.key.clone(), sender);
+            self.workers[worker].handle.send(command);
+        }
+        let outcome = outcome.and_then(|outcome| Ok(outcome?));
         if outcome.is_err() {
             remove_sockets(spec, place);
         }
@@ -262,7 +279,7 @@ impl Channels {
                 self.router.handle.send(command);
             }
         }
-        let outcome = await_answer(&answer);
+        let outcome = await_answer(&answer, self.patience);
         if vm.worker.is_some() {
             remove_sockets(&vm.spec, vm.place);
         }
@@ -291,7 +308,15 @@ impl Channels {
                 let (sender, answer) = sync_channel(1);
                 let command = RouterCommand::SetPolicy(key.clone(), policy, sender);
                 self.router.handle.send(command);
-                await_answer(&answer).and_then(|outcome| Ok(outcome?))
+                let outcome = await_answer(&answer, self.patience);
+                if matches!(outcome, Err(ChannelError::Silent)) {
+                    // It may do it yet.
+                    let (sender, _) = sync_channel(1);
+                    let before = vm.spec.policy.clone();
+                    let command = RouterCommand::SetPolicy(key.clone(), before, sender);
+                    self.router.handle.send(command);
+                }
+                outcome.and_then(|outcome| Ok(outcome?))
             }
         };
         match outcome {
@@ -366,7 +391,7 @@ impl Channels {
         }
         let mut connections = Vec::new();
         for _ in 0..workers.len() + usize::from(router.is_some()) {
-            connections.append(&mut await_answer(&answers)?);
+            connections.append(&mut await_answer(&answers, self.patience)?);
         }
         connections.sort_by(|left, right| {
             let order = |one: &VsockConnection| {
@@ -535,8 +560,11 @@ fn remove_socket(place: Option<Place>, path: &Path) {
     }
 }
 
-fn await_answer<T>(answer: &Receiver<T>) -> Result<T, ChannelError> {
+fn await_answer<T>(answer: &Receiver<T>, patience: Duration) -> Result<T, ChannelError> {
     answer
-        .recv_timeout(PATIENCE)
+        .recv_timeout(patience)
         .map_err(|_| ChannelError::Silent)
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,12 +1,13 @@
 //! Has each service for vsock have the channels that the journal says, and no folder be there that belongs to none of them.
 //!
 //! Each service is compared for itself, so that one that hangs or refuses holds up no other's channels. What it says of its
-//! own is compared, and nothing is done by it: it may have been taken over by a guest.
+//! own is compared, and nothing is done by it: it may have been taken over by a guest. All close first what isn't theirs, and only then any
+//! opens: of an owner who has come to another group, the former service has the sockets that are to be the new one's.
 
 use std::{
     collections::{BTreeMap, HashSet},
     path::Path,
-    sync::{PoisonError, TryLockError},
+    sync::{PoisonError, RwLockWriteGuard, TryLockError},
     time::Duration,
 };
 
@@ -18,7 +19,7 @@ use crate::{
 
 /// How often a comparison that failed is tried again.
 const COMPARE_RETRY: Duration = Duration::from_secs(1);
-/// How long one may take. The auditor has others to see to, and goes on with what is left in the next one.
+/// How long each half of one may take. The auditor has others to see to, and goes on with what is left in the next one.
 const COMPARE_MAX: Duration = Duration::from_secs(5);
 
 /// How the services' channels compare with the journal's.
@@ -75,6 +76,17 @@ impl Comparisons {
     }
 }
 
+/// A comparison of a service under way.
+struct Due {
+    service: usize,
+    /// Of the service, at the beginning.
+    generation: u64,
+    /// What was refused first.
+    refused: Option<ChannelError>,
+    /// Whether it has come to its end so far.
+    compared: Result<bool, ChannelError>,
+}
+
 /// A channel that there should be.
 struct Wanted {
     plan: ChannelPlan,
@@ -90,9 +102,19 @@ impl Shared {
             self.note_unserved();
             return;
         };
+        let services = 0..self.channels.services();
+        let mut due: Vec<Due> = services
+            .filter_map(|service| self.due_of(service, now))
+            .collect();
+        for one in &mut due {
+            one.compared = self.close_others(base, one.service, &mut one.refused);
+        }
         let mut has_compared = false;
-        for service in 0..self.channels.services() {
-            has_compared |= self.compare_service(base, service, now);
+        for mut one in due {
+            if matches!(one.compared, Ok(true)) {
+                one.compared = self.open_wanted(base, one.service, &mut one.refused);
+            }
+            has_compared |= self.note_compared(one, now);
         }
         if has_compared {
             self.learn_earlier_channels();
@@ -110,21 +132,33 @@ impl Shared {
         state.channels.unserved = has_any.then(|| ChannelError::Disabled.to_string());
     }
 
-    /// Whether the service has all that it should.
-    fn compare_service(&self, base: &Path, service: usize, now: Duration) -> bool {
+    /// The comparison of a service, if it is time.
+    fn due_of(&self, service: usize, now: Duration) -> Option<Due> {
         let generation = self.channels.generation(service);
-        {
-            let mut state = self.lock();
-            let seen = state.channels.of(service);
-            if now < seen.due && seen.generation == Some(generation) {
-                return false;
-            }
+        let mut state = self.lock();
+        let seen = state.channels.of(service);
+        if now < seen.due && seen.generation == Some(generation) {
+            return None;
         }
-        let compared = {
-            let _gate = self.channels_gates[service]
-                .write()
-                .unwrap_or_else(PoisonError::into_inner);
-            self.compare_gated(base, service)
+        Some(Due {
+            service,
+            generation,
+            refused: None,
+            compared: Ok(true),
+        })
+    }
+
+    /// Takes note of what came of it. Whether the service has all that it should.
+    fn note_compared(&self, due: Due, now: Duration) -> bool {
+        let Due {
+            service,
+            generation,
+            refused,
+            compared,
+        } = due;
+        let compared = match (compared, refused) {
+            (Ok(true), Some(refused)) => Err(refused),
+            (compared, _) => compared,
         };
         let mut state = self.lock();
         let is_away = matches!(compared, Err(ChannelError::Down { .. }));
@@ -153,13 +187,17 @@ impl Shared {
         false
     }
 
-    /// Whether it came to the end.
-    fn compare_gated(&self, base: &Path, service: usize) -> Result<bool, ChannelError> {
+    /// Has a service close what isn't its own. Whether it came to the end.
+    fn close_others(
+        &self,
+        base: &Path,
+        service: usize,
+        refused: &mut Option<ChannelError>,
+    ) -> Result<bool, ChannelError> {
+        let _gate = self.channels_gate_write(service);
         let until = self.now() + COMPARE_MAX;
         let found = self.channels.list(service)?;
-        let mut wanted = self.lock().wanted_channels(base);
-        wanted.retain(|key, _| self.service_of(key) == service);
-        let mut refused = None;
+        let wanted = self.wanted_of(base, service);
         for channel in &found {
             if wanted.contains_key(&channel.lease) {
                 continue;
@@ -168,13 +206,26 @@ impl Shared {
                 return Ok(false);
             }
             tracing::info!(lease = %channel.lease, "closes a vsock channel of no lease");
-            go_on(self.channels.close(service, &channel.lease), &mut refused)?;
+            go_on(self.channels.close(service, &channel.lease), refused)?;
         }
+        Ok(true)
+    }
+
+    /// Has a service have its own. Whether it came to the end.
+    fn open_wanted(
+        &self,
+        base: &Path,
+        service: usize,
+        refused: &mut Option<ChannelError>,
+    ) -> Result<bool, ChannelError> {
+        let _gate = self.channels_gate_write(service);
+        let until = self.now() + COMPARE_MAX;
+        let found = self.channels.list(service)?;
         let found: BTreeMap<&LeaseKey, &ChannelPlan> = found
             .iter()
             .map(|channel| (&channel.lease, channel))
             .collect();
-        for Wanted { plan, is_ending } in wanted.values() {
+        for Wanted { plan, is_ending } in self.wanted_of(base, service).values() {
             let current = found.get(&plan.lease).copied();
             let has_folder = self.channels.has_folder(plan);
             let is_as_wanted = current == Some(plan) && has_folder;
@@ -192,9 +243,21 @@ impl Shared {
                 }
                 _ => self.channels.open(plan),
             };
-            go_on(done, &mut refused)?;
+            go_on(done, refused)?;
         }
-        refused.map_or(Ok(true), Err)
+        Ok(true)
+    }
+
+    fn wanted_of(&self, base: &Path, service: usize) -> BTreeMap<LeaseKey, Wanted> {
+        let mut wanted = self.lock().wanted_channels(base);
+        wanted.retain(|key, _| self.service_of(key) == service);
+        wanted
+    }
+
+    /// Keeps a service's channels from being opened and closed for leases.
+    fn channels_gate_write(&self, service: usize) -> RwLockWriteGuard<'_, ()> {
+        let gate = self.channels_gates[service].write();
+        gate.unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Removes folders of no channel, if there may be some and nobody is just making or removing one.

@@ -19,6 +19,7 @@ use crate::{
     address::VmKey,
     budget::Budget,
     capture::Sink,
+    descriptors,
     dial::{Dial, Progress},
     directory::Route,
     hybrid::{
@@ -132,6 +133,8 @@ impl Router {
             Err(VsockRefusal::TooManyConnections)
         } else if !vm.rate.allow(now) {
             Err(VsockRefusal::TooFast)
+        } else if descriptors::is_reserved(&guest) {
+            Err(VsockRefusal::Memory)
         } else {
             self.directory
                 .route(key, HOST_CID, port, VsockType::Stream)

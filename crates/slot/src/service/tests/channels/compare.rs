@@ -110,6 +110,26 @@ fn a_stale_channel_goes_without_the_folder_that_another_lease_has_by_now() {
     assert!(service.lock().folders.contains(&held.folder));
 }
 
+/// Its former service is the later one, and has the sockets until it is told.
+#[test]
+fn a_channel_whose_owner_has_come_to_another_group_is_opened_once_the_former_service_has_closed_it()
+{
+    let (host, slots) = Host::with_pool(1);
+    slots.take(r#"web:a "vsock": {}"#).unwrap();
+    // One that is under way has seen what both had before.
+    slots.await_compared();
+    let key = ROOT.lease_key(None, &name("a"));
+    let mut service = host.service.lock();
+    service.former = service.channels.remove(&key);
+    service.generation += 1;
+    drop(service);
+    host.advance_until(&slots, "the channel is the other service's", |_| {
+        host.service.lock().channels.contains_key(&key)
+    });
+    let service = host.service.lock();
+    assert_eq!((service.former.is_none(), service.refused_opens), (true, 0));
+}
+
 /// Who releases it has closed it already, and it would come back in the folder of the slot's next tenant.
 #[test]
 fn a_channel_of_a_lease_that_is_just_ending_is_not_opened_anew() {
