@@ -144,12 +144,17 @@ fn every_uplink_is_judged_by_its_own_settings_and_rules() {
 
 #[test]
 #[ignore = "needs root: cargo xtask test netns"]
-fn an_uplink_of_a_table_is_judged_once_a_pool_of_the_daemon_has_that_table() {
+fn an_uplink_of_a_table_is_judged_once_a_pool_of_the_daemon_is_routed_by_it() {
     lab::run(|lab| {
-        lab.run("ip link add up2 type bridge");
-        lab.run("ip link set up2 up");
-        lab.run("ip addr add 203.0.113.2/24 dev up2");
-        lab.run("ip route add default via 203.0.113.1 dev up2 table 1000");
+        for (uplink, network, table) in [("up2", "203.0.113", 1000), ("up3", "198.51.100", 1001)] {
+            lab.run(&format!("ip link add {uplink} type bridge"));
+            lab.run(&format!("ip link set {uplink} up"));
+            lab.run(&format!("ip addr add {network}.2/24 dev {uplink}"));
+            lab.run(&format!(
+                "ip route add default via {network}.1 dev {uplink} table {table}"
+            ));
+        }
+        lab.run("ip rule add fwmark 0x10/0xf0 table 1001");
         lab.run("iptables -A FORWARD -j REJECT");
         let folder = lab.folder().join("daemon");
         std::fs::create_dir(&folder).unwrap();
@@ -157,11 +162,16 @@ fn an_uplink_of_a_table_is_judged_once_a_pool_of_the_daemon_has_that_table() {
         let daemon = Daemon::start(&executable, &folder, "instance = \"lab\"\n").unwrap();
         let uplinks = || daemon.json("doctor").unwrap()["firewall"][0]["uplinks"].clone();
         assert_eq!(uplinks(), json!([]));
-        let pool = json!({
-            "name": "web", "kind": "host", "data_path": "ebpf", "size": 1, "guest": {"ipv6": ""},
-            "addresses": {"plan": "prefix", "ipv4": "10.64.0.0/24"}, "policy": {"route_table": 1000},
-        });
-        daemon.create_pool(&pool).unwrap();
+        let create = |name: &str, prefix: &str, policy: Value| {
+            let pool = json!({
+                "name": name, "kind": "host", "data_path": "ebpf", "size": 1, "guest": {"ipv6": ""},
+                "addresses": {"plan": "prefix", "ipv4": prefix}, "policy": policy,
+            });
+            daemon.create_pool(&pool).unwrap();
+        };
+        create("web", "10.64.0.0/24", json!({"route_table": 1000}));
         assert_eq!(uplinks(), json!(["up2"]));
+        create("marked", "10.64.1.0/24", json!({"route_mark": 0x13}));
+        assert_eq!(uplinks(), json!(["up2", "up3"]));
     });
 }

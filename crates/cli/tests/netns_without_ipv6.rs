@@ -145,7 +145,9 @@ fn assert_ipv6_is_refused(world: &World) {
             .call("POST", "/v1/pools", Some(&spec))
             .unwrap_err();
         let error = format!("{error:#}");
-        assert!(error.contains("IPv6"), "{kind}, {data_path}: {error}");
+        for part in ["IPv6 of pool both", "guest.ipv6 = "] {
+            assert!(error.contains(part), "{kind}, {data_path}: {error}");
+        }
         world
             .daemon
             .call("GET", "/v1/pools/both", None)

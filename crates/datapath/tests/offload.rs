@@ -12,6 +12,8 @@
 
 #[path = "offload/crowding.rs"]
 mod crowding;
+#[path = "offload/datagrams.rs"]
+mod datagrams;
 #[path = "offload/faults.rs"]
 mod faults;
 #[path = "offload/flows.rs"]
@@ -58,7 +60,7 @@ use sandwire_kernel_net::{
     tc,
 };
 use sandwire_testlab::lab::{self, Lab};
-use vnet::{GSO_TCPV4, GSO_TCPV6, GSO_UDP, NEEDS_CHECKSUM, VNET_HEADER, VnetHeader};
+use vnet::{GSO_TCPV4, GSO_TCPV6, GSO_UDP, GSO_UDP_L4, NEEDS_CHECKSUM, VNET_HEADER, VnetHeader};
 
 const GUEST_MAC: Mac = [0x06, 0, 0xac, 0x10, 0, 2];
 const GATEWAY_MAC: Mac = [0x02, 0x73, 0x77, 0x67, 0, 1];
@@ -131,12 +133,16 @@ fn tap_with_offloads(name: &str) -> Opened {
     };
     let opened = tap::create_transient(name, None, options).expect("a TAP");
     // Partial checksums, TCP segmentation in IPv4 and IPv6: as a VMM promises it for its guest.
-    let offloads: libc::c_ulong = 1 | 2 | 4;
+    promise(&opened, 1 | 2 | 4);
+    opened
+}
+
+/// Says what whoever reads from the TAP takes.
+fn promise(opened: &Opened, offloads: libc::c_ulong) {
     let descriptor = std::os::fd::AsRawFd::as_raw_fd(opened.file());
     // SAFETY: TUNSETOFFLOAD takes its flags by value.
     let result = unsafe { libc::ioctl(descriptor, libc::TUNSETOFFLOAD, offloads) };
     assert_eq!(result, 0, "the kernel takes the offloads");
-    opened
 }
 
 fn set_up(lab: &Lab) -> Setting {
@@ -256,14 +262,16 @@ fn attach(program: BorrowedFd<'_>, name: &str, nic: NicIndex, replace: bool) {
 fn unfinished(ip: &Ip, macs: (Mac, Mac), gso_size: u16) -> Vec<u8> {
     let mut frame = ip.frame(macs.0, macs.1);
     let packet = Packet::parse(&frame).expect("a right packet");
-    let offset = if packet.protocol == TCP { 16 } else { 6 };
+    let is_tcp = packet.protocol == TCP;
+    let offset = if is_tcp { 16 } else { 6 };
     let sum = pseudo_sum(&packet);
     let at = packet.transport + offset;
     frame[at..at + 2].copy_from_slice(&sum.to_be_bytes());
-    let gso_type = match (gso_size, packet.version) {
-        (0, _) => 0,
-        (_, 4) => GSO_TCPV4,
-        _ => GSO_TCPV6,
+    let (gso_type, own_header) = match (gso_size, packet.version) {
+        (0, _) => (0, 0),
+        _ if !is_tcp => (GSO_UDP_L4, 8),
+        (_, 4) => (GSO_TCPV4, 20),
+        _ => (GSO_TCPV6, 20),
     };
     let header = VnetHeader {
         flags: NEEDS_CHECKSUM,
@@ -271,7 +279,7 @@ fn unfinished(ip: &Ip, macs: (Mac, Mac), gso_size: u16) -> Vec<u8> {
         header_length: if gso_size == 0 {
             0
         } else {
-            (packet.transport + 20) as u16
+            (packet.transport + own_header) as u16
         },
         gso_size,
         checksum_start: packet.transport as u16,

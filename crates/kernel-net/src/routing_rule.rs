@@ -193,8 +193,24 @@ impl RoutingRule {
 /// # Errors
 /// The kernel refuses.
 pub fn list(socket: &mut Socket, table: u32) -> Result<Vec<RoutingRule>, Error> {
-    let mut rules = list_version(socket, Version::V4, table)?;
-    match list_version(socket, Version::V6, table) {
+    list_chosen(socket, |found| found == table)
+}
+
+/// All rules of both versions that look up, go on or do nothing.
+///
+/// # Errors
+/// The kernel refuses.
+pub fn list_all(socket: &mut Socket) -> Result<Vec<RoutingRule>, Error> {
+    list_chosen(socket, |_| true)
+}
+
+/// Those whose table is chosen.
+fn list_chosen(
+    socket: &mut Socket,
+    is_chosen: impl Fn(u32) -> bool,
+) -> Result<Vec<RoutingRule>, Error> {
+    let mut rules = list_version(socket, Version::V4, &is_chosen)?;
+    match list_version(socket, Version::V6, &is_chosen) {
         Err(error) if error.errno() == Some(libc::EAFNOSUPPORT) => {}
         listed => rules.extend(listed?),
     }
@@ -204,7 +220,7 @@ pub fn list(socket: &mut Socket, table: u32) -> Result<Vec<RoutingRule>, Error> 
 fn list_version(
     socket: &mut Socket,
     version: Version,
-    table: u32,
+    is_chosen: impl Fn(u32) -> bool,
 ) -> Result<Vec<RoutingRule>, Error> {
     socket.query(
         libc::RTM_GETRULE,
@@ -227,8 +243,8 @@ fn list_version(
                 _ => return None,
             };
             let interface = attributes.find(FRA_IIFNAME);
-            let found = number(FRA_TABLE)?;
-            (found == table).then(|| RoutingRule {
+            let table = number(FRA_TABLE)?;
+            is_chosen(table).then(|| RoutingRule {
                 version,
                 priority: number(FRA_PRIORITY).unwrap_or(0),
                 table,

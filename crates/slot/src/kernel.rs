@@ -81,6 +81,7 @@ mod tear_down;
 mod trace;
 mod traffic;
 mod uplinks;
+mod versions;
 mod withdraw;
 mod xdp;
 

@@ -31,10 +31,11 @@ use crate::{
 pub(crate) mod channels;
 mod clock;
 mod failure;
+mod interlude;
 mod power;
 mod traces;
 
-pub(crate) use self::{clock::ManualClock, power::Power};
+pub(crate) use self::{clock::ManualClock, interlude::Interlude, power::Power};
 use self::{
     failure::{defect, failed},
     traces::NoTraces,
@@ -88,6 +89,8 @@ pub(crate) struct KernelState {
     pub(crate) moved: Vec<String>,
     /// The host refuses pools whose TAPs have this MTU.
     pub(crate) refused_mtu: Option<u32>,
+    /// What somebody does the next time that a namespace is looked for.
+    pub(crate) interlude: Option<Interlude>,
 }
 
 #[derive(Debug)]
@@ -427,6 +430,7 @@ impl Network for ModelNetwork {
     }
 
     fn find_namespace(&self, path: &Path) -> Result<Option<u64>, NetworkError> {
+        self.kernel.play_interlude();
         Ok(self.kernel.lock().cookies.get(path).copied())
     }
 

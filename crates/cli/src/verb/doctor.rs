@@ -26,8 +26,8 @@ use crate::{Context, failure::Outcome, output::wants_colour};
     after_help = "Exit status: 0 if sandwire can work here, 2 if something essential is missing."
 )]
 pub(crate) struct Arguments {
-    /// The daemon's configuration, whose uplinks and pools' routing tables are looked at, beside those of the pools of a
-    /// daemon that runs. Without this flag it is /etc/sandwire/sandwire.toml, which may be missing.
+    /// The daemon's configuration, whose uplinks and pools' routing tables and marks are looked at, beside those of the pools of a
+    /// daemon that runs; not those of leases with a policy of their own. Without this flag it is /etc/sandwire/sandwire.toml, which may be missing.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
     /// Probe only this, in this process, and print what came of it.

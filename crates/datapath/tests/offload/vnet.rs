@@ -19,6 +19,8 @@ pub(crate) const GSO_TCPV4: u8 = 1;
 /// Datagrams cut into fragments, as no Linux has sent them since 4.14.
 pub(crate) const GSO_UDP: u8 = 3;
 pub(crate) const GSO_TCPV6: u8 = 4;
+/// Datagrams of the same length each, but for the last.
+pub(crate) const GSO_UDP_L4: u8 = 5;
 
 impl VnetHeader {
     pub(crate) fn bytes(self) -> Vec<u8> {

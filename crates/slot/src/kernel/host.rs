@@ -13,7 +13,6 @@ use sandwire_api::slot::Defect;
 use sandwire_kernel_net::{
     address::{self, Address},
     interface::{self, Change, Interface, InterfaceIndex, Mac},
-    ipv6,
     neighbour::Neighbour,
     netlink::Request,
     nft::{self, Batch},
@@ -26,7 +25,7 @@ use super::{
     host_table,
     hosted::{Hosted, Served},
     inspect::{repaired, reported},
-    own_addresses,
+    own_addresses, versions,
 };
 use crate::{
     error::NetworkError,
@@ -49,8 +48,8 @@ pub(super) fn check_pool(
     worker: &mut Worker,
     plan: &Plan,
 ) -> Result<(), NetworkError> {
-    check_versions(plan)?;
     let interfaces = interface::list(&mut worker.route)?;
+    versions::check(instance, worker, plan, &interfaces)?;
     check_conflicts(instance, worker, plan, &interfaces)?;
     check_forwarding(worker, plan, &interfaces)
 }
@@ -245,23 +244,6 @@ fn overlap(one: &IpNet, other: &IpNet) -> bool {
     one.contains(&other.network()) || other.contains(&one.network())
 }
 
-fn needs_ipv6(plan: &Plan) -> bool {
-    let mut prefixes = plan.clone_prefixes.iter();
-    prefixes.any(|prefix| matches!(prefix, IpNet::V6(_)))
-}
-
-fn check_versions(plan: &Plan) -> Result<(), NetworkError> {
-    if !needs_ipv6(plan) || ipv6::is_known() {
-        return Ok(());
-    }
-    Err(NetworkError::Conflict {
-        object: format!("IPv6 of pool {}", plan.spec.name),
-        with: "the kernel, which was booted with ipv6.disable=1 or built without IPv6".to_owned(),
-        advice: "give the pool no IPv6 (guest.ipv6 = \"\", and no prefix of it), or boot with IPv6"
-            .to_owned(),
-    })
-}
-
 /// Forwarding of IPv6 makes the kernel forget default routes that it has learned from router advertisements,
 /// unless `accept_ra` is 2. That would cut the host off, so it is the operator's decision. Where `accept_ra` is 0, a
 /// program such as systemd-networkd or NetworkManager hears them instead, and its routes stay; what the kernel itself
@@ -271,7 +253,7 @@ fn check_forwarding(
     plan: &Plan,
     interfaces: &[Interface],
 ) -> Result<(), NetworkError> {
-    if !needs_ipv6(plan) || worker.procfs.read(IPV6_FORWARDING)? == "1" {
+    if !versions::needs_ipv6(plan) || worker.procfs.read(IPV6_FORWARDING)? == "1" {
         return Ok(());
     }
     let learned =

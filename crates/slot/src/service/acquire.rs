@@ -93,13 +93,15 @@ impl Slots {
         let begun = Instant::now();
         let shared = &self.shared;
         let _acquiring = shared.begin_acquire(caller, request);
-        let (attach, held) = shared.prepare(caller, request).inspect_err(|error| {
+        let prepared = shared.prepare(caller, request).inspect_err(|error| {
             let counters = &mut shared.lock().counters;
             counters.acquired(Some(error), begun.elapsed());
         })?;
+        let (incarnation, attach, held) = prepared;
         let asked = Asked {
             caller,
             request,
+            incarnation,
             policy: held.as_ref(),
             own: request.policy.clone().map(Arc::new),
             attach: attach.as_ref(),
@@ -189,6 +191,8 @@ impl Drop for Acquiring<'_> {
 pub(super) struct Asked<'a> {
     pub(super) caller: Caller,
     pub(super) request: &'a AcquireLease,
+    /// Which pool of that name it was looked at for.
+    incarnation: u64,
     /// The policy that the lease is to have for itself.
     policy: Option<&'a Held>,
     /// The same as it was asked for.
@@ -344,10 +348,7 @@ impl State {
     ) -> Outcome {
         let request = asked.request;
         let entry = self.pool_mut(&request.pool)?;
-        // The pool may have changed since the policy was looked at, or be another one.
-        if let Some(own) = asked.own.as_deref()
-            && let Err(error) = check_still(asked.caller, &entry.plan, own)
-        {
+        if let Err(error) = entry.check_still(asked) {
             entry.put_back(shared, number);
             return Err(error);
         }
@@ -476,16 +477,18 @@ impl Shared {
         Some(Acquiring { shared: self, key })
     }
 
-    /// Looks at what is asked for beside a slot, and has the data path know the policy.
+    /// Looks at what is asked for beside a slot, and has the data path know the policy. Says first which pool it is of that
+    /// name.
     fn prepare(
         &self,
         caller: Caller,
         request: &AcquireLease,
-    ) -> Result<(Option<AttachRecord>, Option<Held>), ServiceError> {
+    ) -> Result<(u64, Option<AttachRecord>, Option<Held>), ServiceError> {
+        let incarnation = self.lock().pool(&request.pool)?.incarnation;
         self.check_channel(caller, request)?;
         let attach = self.check_attach(caller, request)?;
         let held = self.hold_own_policy(caller, request)?;
-        Ok((attach, held))
+        Ok((incarnation, attach, held))
     }
 
     /// Has the data path know the policy that a lease is to have for itself. Whoever may acquire could
@@ -516,6 +519,20 @@ impl Shared {
 }
 
 impl PoolEntry {
+    /// Checks once more what may have changed since a request was looked at. Kind, device and parent stay as they are for as
+    /// long as it is the same pool.
+    fn check_still(&self, asked: &Asked<'_>) -> Result<(), ServiceError> {
+        if self.incarnation != asked.incarnation {
+            return Err(ServiceError::Conflict {
+                operation: "acquire from",
+                object: format!("pool '{}'", self.plan.spec.name),
+                reason: "it was deleted and created anew meanwhile: try again".to_owned(),
+            });
+        }
+        let own = asked.own.as_deref();
+        own.map_or(Ok(()), |own| check_still(asked.caller, &self.plan, own))
+    }
+
     /// Undoes a hand-out that nobody knows of.
     fn put_back(&mut self, shared: &Shared, number: SlotNumber) {
         if self.pool.put_back(number) {

@@ -20,7 +20,7 @@ use crate::{
     error::ServiceError,
     journal::Journal,
     model::{
-        Kernel, ManualClock, ModelNetwork, Power,
+        Interlude, Kernel, ManualClock, ModelNetwork, Power,
         channels::{ModelChannels, ModelService},
     },
 };

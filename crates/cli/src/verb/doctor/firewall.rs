@@ -397,9 +397,12 @@ fn firewalld(uplinks: &[String]) -> String {
         );
         format!("{{ {list} | grep -qw {name} || {new}; }}")
     };
+    // A policy may have the name that a zone is to have, and `sw+` may be in another zone: earlier advice made them so.
+    let former = set("--quiet --delete-policy=sandwire");
     let mut commands = vec![
+        format!("{{ {former} 2>/dev/null || true; }}"),
         make("zone", "zones", "sandwire"),
-        set("--zone=sandwire --add-interface=sw+"),
+        set("--zone=sandwire --change-interface=sw+"),
         set("--zone=sandwire --add-forward"),
     ];
     for (policy, own_side, other_side) in [

@@ -24,12 +24,24 @@ pub(super) fn open_device(path: &str) -> Result<(), String> {
     opened.map(drop).map_err(|error| format!("{path}: {error}"))
 }
 
-/// Where the file system of a type is mounted, from the text of `/proc/mounts`.
+/// Where the file system of a type is mounted, from the text of `/proc/mounts`. One that a later mount hides isn't reached.
 pub(super) fn mount_point<'a>(mounts: &'a str, kind: &str) -> Option<&'a str> {
-    mounts.lines().find_map(|line| {
-        let mut fields = line.split(' ').skip(1);
-        let (path, found) = (fields.next()?, fields.next()?);
-        (found == kind).then_some(path)
+    let mounts: Vec<(&str, &str)> = mounts
+        .lines()
+        .filter_map(|line| {
+            let mut fields = line.split(' ').skip(1);
+            Some((fields.next()?, fields.next()?))
+        })
+        .collect();
+    let hides = |path: &str, later: &str| {
+        let rest = path.strip_prefix(later);
+        rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+    };
+    let mut found = mounts.iter().enumerate();
+    found.find_map(|(at, (path, found))| {
+        let mut later = mounts[at + 1..].iter();
+        let is_seen = *found == kind && !later.any(|(later, _)| hides(path, later));
+        is_seen.then_some(*path)
     })
 }
 
@@ -62,6 +74,17 @@ mod tests {
             Some("/sys/fs/cgroup/unified")
         );
         assert_eq!(mount_point(mounts, "bpf"), None);
+    }
+
+    #[test]
+    fn a_file_system_that_another_hides_is_not_found() {
+        let mounts = "cgroup2 /sys/fs/cgroup cgroup2 rw 0 0\ntmpfs /sys/fs/cgroup tmpfs rw 0 0\n\
+                      cgroup2 /sys/fs/cgroup/unified cgroup2 rw 0 0\ncgroup2 /cg cgroup2 rw 0 0\n\
+                      tmpfs /c tmpfs rw 0 0\n";
+        let unified = Some("/sys/fs/cgroup/unified");
+        assert_eq!(mount_point(mounts, "cgroup2"), unified);
+        let hidden = format!("{mounts}sysfs /sys sysfs rw 0 0\n");
+        assert_eq!(mount_point(&hidden, "cgroup2"), Some("/cg"));
     }
 
     #[test]

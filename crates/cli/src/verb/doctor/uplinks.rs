@@ -10,6 +10,7 @@ use sandwire_kernel_net::{
     interface::{self, InterfaceIndex},
     netlink::Socket,
     route::{self, Listed},
+    routing_rule::{self, Action, RoutingRule},
 };
 
 use super::{host, report::Warning};
@@ -21,7 +22,7 @@ pub(super) struct Uplinks {
     pub(super) configured: Option<Vec<String>>,
     /// Those that a default route leads out by, each of its next hops. All other packets leave by them.
     pub(super) of_default_routes: Vec<String>,
-    /// The same of the tables that pools have of their own.
+    /// The same of the tables that pools have of their own, or that routing rules have for their marks.
     of_tables: Vec<String>,
     /// Those whose IPv6 default route comes from a router's advertisement.
     advertised: Vec<String>,
@@ -36,26 +37,27 @@ impl Uplinks {
     /// those who need it.
     pub(super) fn find(config: Option<&Config>, pools: &[Pool]) -> Self {
         let configured = config.into_iter().flat_map(|config| &config.pools);
-        let tables = tables(configured.chain(pools.iter().map(|pool| &pool.spec)));
-        let mut found = Socket::route()
-            .map_or_else(|_| Self::default(), |socket| Self::routed(socket, &tables));
+        let own = OwnRouting::of(configured.chain(pools.iter().map(|pool| &pool.spec)));
+        let mut found =
+            Socket::route().map_or_else(|_| Self::default(), |socket| Self::routed(socket, own));
         found.with_ipv6 =
             with_global_ipv6(&fs::read_to_string("/proc/net/if_inet6").unwrap_or_default());
         found.configured = config.and_then(|config| config.datapath.uplinks.clone());
         found
     }
 
-    /// What routes say, those of the main table and of these.
-    fn routed(mut socket: Socket, tables: &BTreeSet<u32>) -> Self {
+    /// What routes say, those of the main table and of the pools' own.
+    fn routed(mut socket: Socket, own: OwnRouting) -> Self {
         let interfaces = interface::list(&mut socket).unwrap_or_default();
         let name = |index| {
             let found = interfaces.iter().find(|found| found.index == index)?;
             let leads_out = found.kind.as_deref() != Some("loopback") && found.name != "lo";
             leads_out.then(|| found.name.clone())
         };
+        let rules = routing_rule::list_all(&mut socket).unwrap_or_default();
         let mut of_tables = BTreeSet::new();
-        for table in tables {
-            let routes = route::list_table(&mut socket, *table).unwrap_or_default();
+        for table in own.all_tables(&rules) {
+            let routes = route::list_table(&mut socket, table).unwrap_or_default();
             of_tables.extend(Self::of(&routes, name).of_default_routes);
         }
         Self {
@@ -156,9 +158,35 @@ impl Uplinks {
     }
 }
 
-/// The tables that pools have of their own.
-fn tables<'a>(pools: impl Iterator<Item = &'a PoolSpec>) -> BTreeSet<u32> {
-    pools.filter_map(|pool| pool.policy.route_table).collect()
+/// How pools are routed otherwise than the host is.
+#[derive(Debug, Default)]
+struct OwnRouting {
+    tables: BTreeSet<u32>,
+    marks: BTreeSet<u32>,
+}
+
+impl OwnRouting {
+    fn of<'a>(pools: impl Iterator<Item = &'a PoolSpec>) -> Self {
+        let mut own = Self::default();
+        for pool in pools {
+            own.tables.extend(pool.policy.route_table);
+            own.marks.extend(pool.policy.route_mark);
+        }
+        own
+    }
+
+    /// Their tables, and those that rules have for their marks.
+    fn all_tables(self, rules: &[RoutingRule]) -> BTreeSet<u32> {
+        let meets = |rule: &&RoutingRule| {
+            let Some((bits, mask)) = rule.mark.filter(|(_, mask)| *mask != 0) else {
+                return false;
+            };
+            let is_met = self.marks.iter().any(|mark| mark & mask == bits);
+            is_met && !rule.is_own && rule.action == Action::LookUp
+        };
+        let of_marks = rules.iter().filter(meets).map(|rule| rule.table);
+        self.tables.iter().copied().chain(of_marks).collect()
+    }
 }
 
 const IPV4_FORWARDING: &str = "net/ipv4/ip_forward";
@@ -224,6 +252,8 @@ pub(super) fn own_warnings(uplinks: &Uplinks) -> Vec<Warning> {
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a test may fail where it likes")]
 
+    use sandwire_kernel_net::routing_rule::Version;
+
     use super::*;
 
     fn listed(destination: &str, interface: Option<u32>) -> Listed {
@@ -280,6 +310,39 @@ mod tests {
         let found = Uplinks::of(&routes, names);
         assert_eq!(found.of_default_routes, ["eth3", "eth4"]);
         assert!(found.has_ipv6_route && found.advertised.is_empty());
+    }
+
+    #[test]
+    fn rules_lead_to_tables_by_the_bits_of_a_mark_that_count() {
+        let rule = |table, mark| RoutingRule {
+            mark,
+            ..RoutingRule::new(Version::V4, 100, table)
+        };
+        let rules = [
+            rule(101, Some((0x10, 0xffff_ffff))),
+            rule(102, Some((0x10, 0xf0))),
+            rule(103, Some((0x20, 0xf0))),
+            // Packets of all marks.
+            rule(254, None),
+            rule(104, Some((0, 0))),
+            // Those that the host sends.
+            RoutingRule {
+                is_own: true,
+                ..rule(105, Some((0x13, 0xff)))
+            },
+            RoutingRule {
+                action: Action::Nothing,
+                ..rule(106, Some((0x13, 0xff)))
+            },
+        ];
+        let tables = |own: OwnRouting| own.all_tables(&rules).into_iter().collect::<Vec<_>>();
+        let own = |tables: &[u32], marks: &[u32]| OwnRouting {
+            tables: tables.iter().copied().collect(),
+            marks: marks.iter().copied().collect(),
+        };
+        assert_eq!(tables(own(&[], &[0x10])), [101, 102]);
+        assert_eq!(tables(own(&[7], &[0x13])), [7, 102]);
+        assert!(tables(own(&[], &[])).is_empty());
     }
 
     #[test]

@@ -85,6 +85,28 @@ fn a_lease_that_was_being_taken_back_when_the_daemon_died_is_nobodys() {
     }
 }
 
+/// The device was chosen for the former pool.
+#[test]
+fn no_lease_is_of_a_pool_that_was_made_anew_while_it_was_looked_at() {
+    let (host, slots) = with_boxes(1);
+    let others = Arc::clone(&slots);
+    host.kernel.lock().interlude = Some(Interlude::new(move || {
+        others.delete_pool(&name("boxes")).unwrap();
+        let anew = PoolSpec {
+            device: DeviceChoice::Macvlan,
+            parent: serde_json::from_str(r#"{"interface": "eth9"}"#).unwrap(),
+            policy: serde_json::from_str(r#"{"uplink": "route"}"#).unwrap(),
+            ..boxes(1)
+        };
+        others.create_pool(&anew).unwrap();
+        others.await_ready("boxes", 1);
+    }));
+    assert_eq!(code(slots.take(BLUE)), ErrorCode::Conflict);
+    assert!(slots.leases(ROOT).is_empty());
+    slots.await_ready("boxes", 1);
+    assert_eq!(attached(&slots).device, AttachedDevice::Macvlan);
+}
+
 #[test]
 fn a_lease_says_where_its_interface_is_also_after_a_restart() {
     let (host, slots) = with_boxes(1);

@@ -224,7 +224,8 @@ fn firewallds_final_reject_is_named_by_its_handle() {
     // A zone of their own opens no service of the host's, and policies lead to the uplink's zone and from there alone.
     let advice = &found[0].advice;
     for part in [
-        "--zone=sandwire --add-interface=sw+",
+        "--delete-policy=sandwire 2>/dev/null || true",
+        "--zone=sandwire --change-interface=sw+",
         "--get-zones | grep -qw sandwire || firewall-cmd --permanent --new-zone=sandwire",
         "--zone=sandwire --add-forward",
         "--get-policies | grep -qw sandwire-in ||",
