@@ -50,7 +50,7 @@ use callers::Callers;
 pub use context::{Context, Scratch};
 use listeners::Listeners;
 pub use token::{MOST_NUMBERS, Token};
-use turn::Turn;
+use turn::{LateTurn, Turn};
 
 /// Readiness of a connected peer that is always waited for, edge-triggered.
 const PEER_FLAGS: EventFlags = EventFlags::IN
@@ -59,6 +59,9 @@ const PEER_FLAGS: EventFlags = EventFlags::IN
 
 /// How soon something is tried again that failed for want of memory.
 const RETRY: Duration = Duration::from_millis(100);
+
+/// How soon something goes on that has had its turn: not before all others have had theirs.
+const NEXT_ROUND: Duration = Duration::from_nanos(1);
 
 /// A connection with its peer.
 #[derive(Debug)]
@@ -155,6 +158,7 @@ pub struct Vm {
     /// Whether its packets aren't taken until resets have been told.
     paused: bool,
     turn: Turn,
+    late: LateTurn,
     /// What is known of a run before this one.
     history: vmm::History,
 }
@@ -214,6 +218,7 @@ impl Vm {
             starved: false,
             paused: false,
             turn: Turn::default(),
+            late: LateTurn::default(),
             history: vmm::History::default(),
         })
     }
@@ -281,13 +286,14 @@ impl Vm {
 
     /// Passes on what waits for a peer that has become writable.
     fn flush(&mut self, number: u32, context: &mut Context) {
+        let turn = self.late.left(context.round);
         let Some(flow) = self.flows.get_mut(number) else {
             return;
         };
         let Side::Connected(peer) = &mut flow.peer else {
             return;
         };
-        match peer.flush(&mut context.scratch.spare) {
+        match peer.flush(turn, &mut context.scratch.spare) {
             Wrote::Bytes(passed) => {
                 flow.connection.credit.forward(passed);
                 if !peer.became_writable(passed != 0) {
@@ -333,7 +339,11 @@ impl Vm {
                 let _ = context.watch(peer.fd(), token, PEER_FLAGS | EventFlags::OUT);
             }
             if backlog && !peer.is_full && flow.retry.is_none() {
-                let when = context.now + RETRY;
+                let pause = match peer.is_out_of_turn {
+                    true => NEXT_ROUND,
+                    false => RETRY,
+                };
+                let when = context.now + pause;
                 flow.retry = Some(when);
                 let token = Token::Flow(self.slot, number);
                 context.timers.set(when, token.pack());

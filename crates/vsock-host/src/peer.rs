@@ -8,12 +8,13 @@
 //! On the host's sockets, each message is one of AF_UNIX; those have no end-of-record mark, so MSG_EOR of a
 //! guest ends there. Between siblings both ends are ours: a byte in front of each message carries the marks.
 
+mod receive;
 pub mod spare;
 pub mod waiting;
 
 use std::{
     io,
-    mem::{MaybeUninit, size_of},
+    mem::MaybeUninit,
     os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
     ptr,
 };
@@ -24,7 +25,7 @@ use rustix::{
     net::{AddressFamily, RecvFlags, Shutdown, recv, sockopt},
 };
 
-use self::{spare::Spare, waiting::Waiting};
+use self::{receive::receive, spare::Spare, waiting::Waiting};
 use crate::packet::flags;
 
 /// How often a descriptor may become writable for nothing until that isn't waited for any more.
@@ -110,6 +111,8 @@ pub struct Peer {
     pub waits_for_room: bool,
     /// Whether what waits does so since the descriptor is full: only then it becomes writable.
     pub is_full: bool,
+    /// Whether it does so since it is others' turn.
+    pub is_out_of_turn: bool,
     idle_writable: u8,
     shut: (bool, bool),
     /// Whether the other side has closed with messages of ours unread; told in place of the end. See [`Self::ask`].
@@ -135,6 +138,7 @@ impl Peer {
             outgoing: None,
             waits_for_room: false,
             is_full: false,
+            is_out_of_turn: false,
             idle_writable: 0,
             shut: (false, false),
             was_reset: false,
@@ -293,11 +297,17 @@ impl Peer {
         Ok(u32::try_from(sent - self.mark_bytes()).expect("a message is far smaller"))
     }
 
-    /// Passes on what waits, as far as the descriptor takes it.
-    pub fn flush(&mut self, spare: &mut Spare) -> Wrote {
+    /// Passes on what waits, as far as the descriptor takes it, and `turn`, in messages: a reader that is as quick as we are would
+    /// have us pass on a million of one byte.
+    pub fn flush(&mut self, turn: &mut u32, spare: &mut Spare) -> Wrote {
         let mut passed = 0;
-        self.is_full = false;
+        (self.is_full, self.is_out_of_turn) = (false, false);
         while let Some(message) = self.messages.first() {
+            self.is_out_of_turn = *turn == 0;
+            if self.is_out_of_turn {
+                break;
+            }
+            *turn -= 1;
             match self.send_message(message) {
                 Ok(sent) => {
                     passed += sent;
@@ -521,65 +531,6 @@ fn send(fd: BorrowedFd<'_>, pieces: &[libc::iovec]) -> Result<usize, Errno> {
         )
     };
     usize::try_from(sent).map_err(|_| last_error())
-}
-
-/// Receives a message of at most `room` bytes: its length, whether it was longer, whether it came with
-/// credentials.
-fn receive(
-    fd: BorrowedFd<'_>,
-    buffer: &mut Vec<u8>,
-    room: usize,
-) -> Result<(usize, bool, bool), Errno> {
-    const CONTROL: usize = 64;
-    const { assert!(CONTROL >= size_of::<libc::cmsghdr>() + size_of::<libc::ucred>()) };
-    let mut control = [0_u64; CONTROL / size_of::<u64>()];
-    let mut piece = libc::iovec {
-        iov_base: buffer.as_mut_ptr().cast(),
-        iov_len: room,
-    };
-    // SAFETY: all zeros are a valid message header.
-    let mut message: libc::msghdr = unsafe { MaybeUninit::zeroed().assume_init() };
-    message.msg_iov = &raw mut piece;
-    message.msg_iovlen = 1;
-    message.msg_control = control.as_mut_ptr().cast();
-    message.msg_controllen = CONTROL;
-    // SAFETY: the buffer has room for that many bytes, and control for its length. Descriptors can't come
-    // with it unnoticed: there is no room for them beside credentials... and CLOEXEC is set.
-    let received = unsafe {
-        libc::recvmsg(
-            fd.as_raw_fd(),
-            &raw mut message,
-            libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC,
-        )
-    };
-    let received = usize::try_from(received).map_err(|_| last_error())?;
-    close_descriptors(&message);
-    // SAFETY: the kernel has written that many bytes, at most `room`.
-    unsafe { buffer.set_len(received) };
-    Ok((
-        received,
-        message.msg_flags & libc::MSG_TRUNC != 0,
-        message.msg_controllen != 0,
-    ))
-}
-
-/// Closes descriptors that a client sent along; nobody here wants them.
-fn close_descriptors(message: &libc::msghdr) {
-    // SAFETY: the kernel has filled the control buffer that `message` points to, and its length; the macros
-    // stay within it. Each descriptor in it is ours alone.
-    unsafe {
-        let mut header = libc::CMSG_FIRSTHDR(message);
-        while let Some(control) = header.as_ref() {
-            if control.cmsg_level == libc::SOL_SOCKET && control.cmsg_type == libc::SCM_RIGHTS {
-                let bytes = control.cmsg_len - libc::CMSG_LEN(0) as usize;
-                let data = libc::CMSG_DATA(control).cast::<libc::c_int>();
-                for index in 0..bytes / size_of::<libc::c_int>() {
-                    libc::close(ptr::read_unaligned(data.add(index)));
-                }
-            }
-            header = libc::CMSG_NXTHDR(message, control);
-        }
-    }
 }
 
 /// Copies a piece of the guest's memory, from `skip` bytes on, behind what is in `buffer`.

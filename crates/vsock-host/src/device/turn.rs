@@ -11,6 +11,8 @@ const EGRESS_BYTES: usize = 1024 * 1024;
 /// without end.
 const INGRESS_BYTES: u64 = 1024 * 1024;
 const BUFFERS: u32 = 1024;
+/// Messages from the guest that had to wait for their readers.
+const LATE_MESSAGES: u32 = 1024;
 
 /// What is left of a guest's turn; of its buffers, [`Transport::left`].
 #[derive(Debug, Default)]
@@ -23,6 +25,26 @@ pub(super) struct Turn {
     pub(super) egress_bytes: usize,
     /// Bytes to the guest.
     pub(super) ingress_bytes: u64,
+}
+
+/// What is left of its turn for messages that had to wait; where the transport may be anybody's.
+#[derive(Debug, Default)]
+pub(super) struct LateTurn {
+    round: Option<u64>,
+    left: u32,
+}
+
+impl LateTurn {
+    /// How many it may pass on in this round.
+    pub(super) fn left(&mut self, round: u64) -> &mut u32 {
+        if self.round != Some(round) {
+            *self = Self {
+                round: Some(round),
+                left: LATE_MESSAGES,
+            };
+        }
+        &mut self.left
+    }
 }
 
 impl Vm {

@@ -55,7 +55,10 @@ fn what_the_descriptor_does_not_take_waits_in_order() {
     while got.len() < sent {
         let more = received(&theirs, 1 << 20);
         got.extend(&more);
-        assert!(matches!(peer.flush(&mut Spare::default()), Wrote::Bytes(_)));
+        assert!(matches!(
+            peer.flush(&mut 1024, &mut Spare::default()),
+            Wrote::Bytes(_)
+        ));
         assert!(
             !more.is_empty() || peer.has_backlog(),
             "it stopped at {} of {sent}",
@@ -64,6 +67,34 @@ fn what_the_descriptor_does_not_take_waits_in_order() {
     }
     assert!(got.chunks(block.len()).all(|chunk| chunk == block));
     assert_eq!((peer.waiting(), peer.buffered()), (0, 0));
+}
+
+/// Else a reader that is as quick as the service keeps it from its other guests.
+#[test]
+fn messages_that_waited_are_passed_on_in_turns() {
+    let (mut peer, theirs) = pair(SocketType::SEQPACKET, Framing::Message);
+    let mut sent = 0_u16;
+    while peer.messages.bytes() < 10 * 3 {
+        let message = sent.to_le_bytes();
+        let wrote = peer.write_message(&[piece(&message)], flags::END_OF_MESSAGE);
+        assert!(matches!(wrote, Wrote::Bytes(_)));
+        sent += 1;
+    }
+    assert!(peer.is_full && !peer.is_out_of_turn);
+    let all = std::iter::repeat_with(|| received(&theirs, 8));
+    let mut got: Vec<_> = all.take_while(|message| !message.is_empty()).collect();
+    assert_eq!(got.len(), usize::from(sent) - 10);
+    for (turn, passed, left) in [(0, 0, 0), (7, 7, 0), (5, 3, 2)] {
+        let mut spent = turn;
+        let wrote = peer.flush(&mut spent, &mut Spare::default());
+        assert_eq!((wrote, spent), (Wrote::Bytes(2 * passed), left));
+        // Nothing will tell that it is writable.
+        assert!(!peer.is_full);
+        assert_eq!(peer.is_out_of_turn, peer.has_backlog());
+    }
+    got.extend((0..10).map(|_| received(&theirs, 8)));
+    let expected = (0..sent).map(|number| number.to_le_bytes().to_vec());
+    assert!(got.into_iter().eq(expected), "in order");
 }
 
 #[test]
