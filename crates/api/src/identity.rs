@@ -107,6 +107,9 @@ pub struct Identity {
     /// Whether it makes no sockets but TCP's, and nothing is done per packet.
     #[serde(default)]
     pub tcp_only: bool,
+    /// Whether the configuration of a daemon has it.
+    #[serde(default)]
+    pub declared: bool,
     /// TCP sockets that listen now, and UDP sockets that receive at several addresses.
     pub listeners: u64,
     /// What its sockets did.

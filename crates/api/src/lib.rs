@@ -15,7 +15,7 @@ pub mod lease;
 pub mod name;
 pub mod policy;
 pub mod pool;
-mod prefix;
+pub mod prefix;
 pub mod published_port;
 pub mod slot;
 pub mod trace;

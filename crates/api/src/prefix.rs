@@ -25,7 +25,10 @@ where
 }
 
 /// For a list.
-pub(crate) fn list<'de, T, D>(deserializer: D) -> Result<Vec<T>, D::Error>
+///
+/// # Errors
+/// One of them is no prefix.
+pub fn list<'de, T, D>(deserializer: D) -> Result<Vec<T>, D::Error>
 where
     T: FromStr,
     D: Deserializer<'de>,

@@ -61,7 +61,24 @@ to = ["198.51.100.0/24", "2001:db8:5::/64"]
 via = "beyond"
 "#;
 
-const CONFIG: &str = "[vsock]\nenabled = true\n";
+const CONFIG: &str = r#"
+[vsock]
+enabled = true
+[[identity]]
+name = "web"
+cgroup = "/sys/fs/cgroup/web.slice"
+addresses = ["10.77.0.1"]
+"#;
+
+/// A service in a slice of its own that is there before the daemon, as in docs/identity.md.
+const WITH_IDENTITY: [(&str, &str); 2] = [
+    ("web.slice", "[Unit]\nBefore=sandwire.service\n"),
+    (
+        "web.service",
+        "[Unit]\nAfter=sandwire.service\n[Service]\nType=exec\nSlice=web.slice\n\
+         ExecStartPre=+/usr/bin/sandwire identity show web\nExecStart=/bin/busybox sleep 1000\n",
+    ),
+];
 
 /// Runs in the guest as a unit of its own: what it sees is seen from outside of the daemon's unit.
 /// (busybox prefers its own `ip` to the one on the PATH, hence the paths.)
@@ -87,6 +104,12 @@ say active "$(systemctl is-active sandwire)"
 say effective "$(capability CapEff)"
 say bounding "$(capability CapBnd)"
 say new-privileges "$(capability NoNewPrivs)"
+# No service was in the slice yet. The first identity of an emulated machine takes its time.
+for i in $(seq 100); do sandwire identity show web > /dev/null 2>&1 && break; sleep 0.2; done
+systemctl start web
+say identity "$(systemctl is-active web) $(/bin/ip -o address show dev lo | grep -c 10.77.0.1/32)"
+systemctl stop web
+say identity-stays "$(systemctl is-active web) $(sandwire identity show web | grep -c 'declared ')"
 sandwire pool create web --size 2 --ipv4 10.64.0.0/24 --ipv6 fd00:c10e::/64 --wait
 sandwire acquire web one
 first=$(lease)
@@ -212,12 +235,16 @@ fn the_units_work_under_their_own_settings() {
             additions.push(Addition::text(&path, text));
         }
         additions.push(Addition::text("/etc/sandwire/relay.toml", RELAY));
+        for (name, text) in WITH_IDENTITY {
+            let path = format!("/etc/systemd/system/{name}");
+            additions.push(Addition::text(&path, text));
+        }
         for (name, text) in NETWORKS {
             let path = format!("/etc/systemd/network/{name}.network");
             additions.push(Addition::text(&path, text));
         }
         let arguments = "systemd.wants=systemd-networkd.service systemd.wants=sandwire-vsock.service systemd.wants=sandwire.service \
-                         systemd.wants=check.service";
+                         systemd.wants=web.slice systemd.wants=check.service";
         let patience = Duration::from_secs(370);
         let console = image
             .run(lab.folder(), &additions, arguments, patience)
@@ -231,6 +258,8 @@ fn the_units_work_under_their_own_settings() {
         assert_eq!(check("bounding"), bounding);
         assert_eq!(check("effective"), check("bounding"));
         assert_eq!(check("new-privileges"), "1");
+        assert_eq!(check("identity"), "active 1");
+        assert_eq!(check("identity-stays"), "inactive 1");
         assert_eq!(check("lease").matches("clone_address").count(), 2);
         assert_eq!(check("tap"), "vmtap0:", "not seen by `ip netns exec`");
         assert_eq!(check("file"), "uplink0", "not seen by nsenter");

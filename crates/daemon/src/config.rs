@@ -2,7 +2,7 @@
 //!
 //! `docs/configure.md` describes every key. What is unknown or wrong is refused with file, line and
 //! column, and nothing has happened by then. Pools are checked as far as that needs no kernel; what
-//! depends on the host (a prefix that it routes already) shows when the pool is made.
+//! depends on the host (a prefix that it routes already) shows when the pool is made. Identities likewise.
 
 use std::{
     fmt, fs, io,
@@ -21,8 +21,10 @@ use sandwire_slot::{
 use serde::Deserialize;
 use toml::Spanned;
 
+mod identity;
 mod vsock;
 
+pub use identity::DeclaredIdentity;
 pub use vsock::{VsockConfig, VsockGroup, VsockService};
 
 /// Where the configuration is unless the command line says otherwise.
@@ -67,6 +69,8 @@ pub struct Config {
     pub vsock: Option<VsockConfig>,
     /// Pools that the daemon keeps.
     pub pools: Vec<PoolSpec>,
+    /// Identities that the daemon adds as their cgroups come.
+    pub identities: Vec<DeclaredIdentity>,
 }
 
 /// What may be chosen, and what is where nothing is.
@@ -190,6 +194,8 @@ struct File {
     vsock: Option<vsock::Section>,
     #[serde(default)]
     pool: Vec<Spanned<PoolSpec>>,
+    #[serde(default)]
+    identity: Vec<Spanned<identity::Section>>,
 }
 
 /// The section `[impair]`.
@@ -261,6 +267,7 @@ impl Source<'_> {
         let channels = vsock.as_ref().map(|vsock| vsock.folder.as_path());
         Ok(Config {
             pools: self.pools(&instance, channels, file.pool)?,
+            identities: self.identities(&instance, file.identity)?,
             vsock,
             impair_folder: match &file.impair.folder {
                 Some(folder) => self.absolute("impair.folder", folder)?,
@@ -501,6 +508,7 @@ ipv6 = "fd00:c10e::/64"
         let config = Config::parse(&bare, &path).unwrap();
         assert_eq!(config.pools.len(), 1);
         assert_eq!(config.pools[0].access.len(), 1);
+        assert_eq!(config.identities.len(), 1);
     }
 
     #[test]

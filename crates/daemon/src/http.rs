@@ -96,7 +96,10 @@ impl App {
             false,
             &"default".parse().expect("it is a name"),
         );
-        let nobody = HostIdentities::new("/nonexistent/sandwire-identity".as_ref());
+        let nobody = HostIdentities::new(
+            "/nonexistent/sandwire-identity".as_ref(),
+            "default".parse().expect("it is a name"),
+        );
         Self::with_services(slots, metrics_per_lease, nowhere, nobody)
     }
 

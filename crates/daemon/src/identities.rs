@@ -3,16 +3,19 @@
 //! But for UDP at several addresses (`receivers`) they don't need it: what there is is in the kernel, and commands repair
 //! what they find. A daemon that starts has them run the programs of its version; while it runs it looks from time to
 //! time for those whose cgroup is gone, so that their addresses go without a command, and has published ports leave alone
-//! what is for the others, as soon as one is added.
+//! what is for the others, as soon as one is added. Those of its configuration it adds itself (`declared`).
 
 use std::{collections::BTreeSet, path::Path, sync::Arc, time::Duration};
 
-use sandwire_api::identity::Identity;
+use sandwire_api::{health::Problem, identity::Identity, name::Name};
 use sandwire_identity::{Error, FOLDER, Identities};
 use sandwire_slot::service::Slots;
 use tokio::time::{MissedTickBehavior, interval};
 
-use crate::{identity_watch::Watch, receivers::Receivers};
+use crate::{
+    config::DeclaredIdentity, declared::DeclaredIdentities, identity_watch::Watch,
+    receivers::Receivers,
+};
 
 /// How often it is looked, though nothing was heard. The kernel tells nobody when the last socket of a cgroup that was removed
 /// is closed.
@@ -21,13 +24,36 @@ const INTERVAL: Duration = Duration::from_secs(5);
 /// The identities of this host.
 pub(crate) struct HostIdentities {
     identities: Identities,
+    declared: DeclaredIdentities,
 }
 
 impl HostIdentities {
-    pub(crate) fn new(folder: &Path) -> Self {
+    /// As this instance of the daemon has them.
+    pub(crate) fn new(folder: &Path, instance: Name) -> Self {
         Self {
             identities: Identities::new(folder),
+            declared: DeclaredIdentities::new(instance),
         }
+    }
+
+    /// Has them be as a configuration says, from the next look on.
+    pub(crate) fn declare(&self, declared: Vec<DeclaredIdentity>) {
+        self.declared.declare(declared);
+    }
+
+    /// Has them be as the configuration says, as far as they can be now.
+    pub(crate) fn look_at_declared(&self) {
+        self.declared.look(&self.identities);
+    }
+
+    /// Does no more of what a configuration says.
+    pub(crate) fn stop(&self) {
+        self.declared.stop();
+    }
+
+    /// What isn't as the configuration says.
+    pub(crate) fn problems(&self) -> Vec<Problem> {
+        self.declared.problems()
     }
 
     /// As the commands have them.
@@ -125,14 +151,17 @@ pub(crate) async fn sweep(
                 _ = turns.tick() => {}
                 // It is still being added. Looking, below, waits for that; this needn't.
                 () = watch.heard() => receivers.look_for_identities(),
+                () = identities.declared.due() => {}
             },
-            Err(_) => {
-                turns.tick().await;
-            }
+            Err(_) => tokio::select! {
+                _ = turns.tick() => {}
+                () = identities.declared.due() => {}
+            },
         }
         let (ours, slots) = (Arc::clone(&identities), Arc::clone(&slots));
         let look = move || {
             ours.look();
+            ours.look_at_declared();
             ours.spare(&slots);
         };
         if let Err(error) = tokio::task::spawn_blocking(look).await {

@@ -7,6 +7,7 @@
 
 mod access;
 pub mod config;
+mod declared;
 mod heard;
 mod http;
 mod identities;

@@ -44,6 +44,8 @@ use crate::{
 const READY_PATIENCE: Duration = Duration::from_secs(30);
 /// How often to look whether everything is well, until it is.
 const READY_POLL: Duration = Duration::from_millis(20);
+/// After so long the start and a reload go on without those who have locked the identities.
+const IDENTITIES_PATIENCE: Duration = Duration::from_secs(10);
 /// Most threads for what waits for the kernel: one for each connection, so that nobody's request waits for those of
 /// others, and some for traces and for what the daemon does by itself. `TasksMax=` of the unit has room for them.
 const BLOCKING_THREADS_MAX: usize = CONNECTIONS_MAX as usize + 64;
@@ -129,7 +131,7 @@ async fn live(config: Config, file: Option<PathBuf>) -> Result<(), DaemonError> 
     socket::prepare(&config.socket)?;
     let _lock = InstanceLock::take(&config.instance)?;
     let app = start(&config).await?;
-    if make_pools(&app, config.pools.clone(), &mut signals).await == Told::GoOn {
+    if apply(&app, &config, &mut signals).await == Told::GoOn {
         serve(&app, &config, file.as_deref(), &mut signals).await?;
     }
     tracing::info!("stopping; slots and leases stay as they are");
@@ -173,6 +175,7 @@ async fn serve(
             break;
         }
     }
+    app.identities.stop();
     announcer.abort();
     sweeper.abort();
     looker.abort();
@@ -207,7 +210,7 @@ async fn start(config: &Config) -> Result<Arc<App>, DaemonError> {
         // Under systemd it has a unit of its own.
         let starts = std::env::var_os("NOTIFY_SOCKET").is_none();
         let impairments = Impairments::new(config.impair_folder, starts, &config.instance);
-        let identities = HostIdentities::new(&config.identity_folder);
+        let identities = HostIdentities::new(&config.identity_folder, config.instance);
         Ok(App::with_services(
             slots,
             config.metrics_per_lease,
@@ -266,15 +269,15 @@ fn kernel_settings(config: &Config) -> kernel::Settings {
     }
 }
 
-/// Reads the configuration again and makes its pools. Pools that it no longer has stay: deleting
+/// Reads the configuration again and makes its pools and identities. Pools that it no longer has stay: deleting
 /// one takes an explicit request. Other settings need a restart.
 async fn reload(app: &Arc<App>, file: Option<&Path>, signals: &mut Signals) -> Told {
     notify(&[NotifyState::Status("reloading the configuration")]);
     let told = match Config::load(file) {
         Ok(config) => {
-            let told = make_pools(app, config.pools, signals).await;
+            let told = apply(app, &config, signals).await;
             if told == Told::GoOn {
-                tracing::info!("read the pools of the configuration again");
+                tracing::info!("read the pools and identities of the configuration again");
             }
             told
         }
@@ -287,22 +290,37 @@ async fn reload(app: &Arc<App>, file: Option<&Path>, signals: &mut Signals) -> T
     told
 }
 
-/// Makes the pools of a configuration. Some may have to be deleted first, which can take minutes: who is told to stop
-/// doesn't wait for that. The next start finds such a pool half torn down, and goes on with it.
-async fn make_pools(app: &Arc<App>, specs: Vec<PoolSpec>, signals: &mut Signals) -> Told {
-    let ours = Arc::clone(app);
+/// Makes the pools and identities of a configuration. Some pools may have to be deleted first, which can take minutes: who
+/// is told to stop doesn't wait for that. The next start finds such a pool half torn down, and goes on with it.
+async fn apply(app: &Arc<App>, config: &Config, signals: &mut Signals) -> Told {
+    let (ours, specs) = (Arc::clone(app), config.pools.clone());
     let mut making = tokio::task::spawn_blocking(move || ensure_pools(&ours, &specs));
     let (told, made) = tokio::select! {
-        made = &mut making => (Told::GoOn, made),
+        (made, ()) = async { tokio::join!(&mut making, declare(app, config)) } => (Told::GoOn, made),
         () = signals.stop() => {
+            app.identities.stop();
             app.slots.begin_shutdown();
             (Told::Stop, making.await)
         }
     };
     if let Err(error) = made {
-        tracing::error!(%error, "making the pools of the configuration ended early");
+        tracing::error!(%error, "making what the configuration says ended early");
     }
     told
+}
+
+/// Has identities be as the configuration says, which takes milliseconds. Leases don't wait for longer.
+async fn declare(app: &Arc<App>, config: &Config) {
+    let ours = Arc::clone(app);
+    ours.identities.declare(config.identities.clone());
+    let looking = tokio::task::spawn_blocking(move || ours.identities.look_at_declared());
+    match timeout(IDENTITIES_PATIENCE, looking).await {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => tracing::error!(%error, "a look at declared identities ended early"),
+        Err(_) => tracing::warn!(
+            "identities of the configuration take long, as where a command that has locked them is stopped; they follow when they can"
+        ),
+    }
 }
 
 /// Makes each pool be as the configuration says. What can't be done becomes a problem that

@@ -110,7 +110,7 @@ structs! {
         interface: 24, 4;
         address_count: 28, 4;
         ours: 32, 4;
-        padding: 36, 4;
+        declared_by: 36, 4;
         addresses: 40, 256;
         name: 296, 64;
         path: 360, 512;

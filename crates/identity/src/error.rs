@@ -83,7 +83,7 @@ pub enum Error {
     /// The address is on an interface of the host.
     #[error(
         "{address} is an address of the host's interface {interface} already; what the host does there would stop. \
-         Choose another, or say --existing if it is meant for this identity"
+         Choose another, or say --existing (in the configuration: existing = true) if it is meant for this identity"
     )]
     AddressOnHost {
         /// The address.
@@ -102,7 +102,7 @@ pub enum Error {
     /// None, or too many.
     #[error(
         "an identity has 1 to {most} addresses, and {count} were given: name each by --address, or by --prefix one to take \
-         the first free address of, {most} at most in all",
+         the first free address of (in the configuration: `addresses`, `prefixes`), {most} at most in all",
         most = crate::ADDRESSES_MAX
     )]
     AddressCount {

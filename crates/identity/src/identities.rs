@@ -27,7 +27,7 @@ use crate::{
     loading::{self, Programs},
     maps::Maps,
     numbers,
-    plan::{check_addresses, check_groups, plan},
+    plan::{check_families, check_groups, plan},
     policies::Prepared,
     programs,
     record::{Facts, is_complete},
@@ -81,7 +81,8 @@ impl Identities {
         watch: &mut dyn FnMut(&'static str),
     ) -> Result<Identity, Error> {
         let cgroup = Cgroup::open(&new.cgroup)?;
-        check_addresses(&new.addresses, &new.prefixes)?;
+        new.check()?;
+        check_families(&new.addresses, &new.prefixes)?;
         let netns = netns::cookie()?;
         let lock = self.lock()?;
         self.repair_former(&lock)?;
@@ -244,7 +245,8 @@ impl Identities {
     /// # Errors
     /// There is none, or the kernel refuses.
     pub fn policy(&self, wanted: &str) -> Result<IdentityPolicy, Error> {
-        let (open, facts) = self.find(wanted)?;
+        let is_wanted = |_, facts: &Facts| is_meant(facts.name.as_str(), &facts.path, wanted);
+        let (open, facts) = self.find(wanted, is_wanted)?;
         let policy = open.maps.policies.get(facts.number)?;
         policy.ok_or_else(|| Error::NoPolicy {
             name: facts.name.to_string(),
@@ -269,16 +271,32 @@ impl Identities {
         policy: &IdentityPolicy,
         watch: &mut dyn FnMut(&'static str),
     ) -> Result<(), Error> {
-        let (mut open, facts) = self.find(wanted)?;
+        let is_wanted = |_, facts: &Facts| is_meant(facts.name.as_str(), &facts.path, wanted);
+        self.set_policy_where(wanted, is_wanted, policy, watch)
+    }
+
+    /// As [`Identities::set_policy_watched`], of the first one that is wanted.
+    pub(crate) fn set_policy_where(
+        &self,
+        name: &str,
+        is_wanted: impl Fn(u64, &Facts) -> bool,
+        policy: &IdentityPolicy,
+        watch: &mut dyn FnMut(&'static str),
+    ) -> Result<(), Error> {
+        let (mut open, facts) = self.find(name, is_wanted)?;
         let prepared = Prepared::new(&facts.name, policy)?;
         check_groups(&open.maps, facts.number, &facts.name, policy)?;
         open.maps.policies.set(facts.number, &prepared, watch)
     }
 
     /// The maps, repaired, and what is known of an identity.
-    fn find(&self, wanted: &str) -> Result<(Open, Facts), Error> {
+    fn find(
+        &self,
+        name: &str,
+        is_wanted: impl Fn(u64, &Facts) -> bool,
+    ) -> Result<(Open, Facts), Error> {
         let missing = || Error::NoIdentity {
-            name: wanted.to_owned(),
+            name: name.to_owned(),
         };
         let mut open = self.open()?.ok_or_else(missing)?;
         self.repair_open(&mut open)?;
@@ -286,9 +304,10 @@ impl Identities {
         let mut known = records
             .iter()
             .filter(|(_, record)| is_complete(record))
-            .filter_map(|(_, record)| Facts::read(record));
-        let found = known.find(|facts| is_meant(facts.name.as_str(), &facts.path, wanted));
-        Ok((open, found.ok_or_else(missing)?))
+            .filter_map(|(cgroup, record)| Some((*cgroup, Facts::read(record)?)));
+        let found = known.find(|(cgroup, facts)| is_wanted(*cgroup, facts));
+        let (_, facts) = found.ok_or_else(missing)?;
+        Ok((open, facts))
     }
 
     /// Where each identity has a folder of its own, which comes and goes with it. It may not be there yet.

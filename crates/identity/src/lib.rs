@@ -27,17 +27,19 @@ mod receivers;
 mod record;
 mod removal;
 mod renew;
+mod standing;
 
 pub use cgroup::Cgroup;
 pub use error::Error;
 pub use identities::Identities;
 pub use own_cgroup::OwnCgroup;
 pub use receivers::Bound;
-pub use record::NewIdentity;
+pub use record::{NewIdentity, instance_number};
 pub use removal::Repaired;
 pub use sandwire_api::identity::{
     Allowed, Counters, Identity, IdentityPolicy, Refusal, State, Traffic,
 };
+pub use standing::Standing;
 
 /// Where the pins are unless somebody wants them elsewhere.
 pub const FOLDER: &str = "/sys/fs/bpf/sandwire-identity";

@@ -13,15 +13,17 @@ use sandwire_kernel_net::ipv6;
 
 use crate::{
     ADDRESSES_MAX, Cgroup, Error, NewIdentity,
-    abi::Record,
+    abi::{RECORD_PATH_MAX, Record},
     interface,
     maps::Maps,
-    numbers,
-    record::{Facts, name_of},
+    numbers, policies,
+    record::{Facts, instance_number, name_of},
 };
 
 /// Addresses that are looked at beyond as many as are taken.
 const CANDIDATES: usize = 1024;
+/// Bytes of an interface's name (`IFNAMSIZ` without its final zero).
+const INTERFACE_NAME_MAX: usize = 15;
 
 /// Checks what was asked for against what is there, and chooses a number.
 pub(crate) fn plan(
@@ -30,9 +32,6 @@ pub(crate) fn plan(
     cgroup: &Cgroup,
     netns: u64,
 ) -> Result<Facts, Error> {
-    if new.tcp_only && new.allowed.other_protocols {
-        return Err(Error::TcpOnly);
-    }
     let records = maps.records()?;
     let others: Vec<(u64, Facts)> = records
         .iter()
@@ -73,6 +72,7 @@ pub(crate) fn plan(
         ours,
         has_loopback6: has_ipv6(),
         has_own_cgroup: new.own_cgroup,
+        declared_by: new.declared_by.as_ref().map_or(0, instance_number),
         interface: interface::find(&new.interface)?.0,
         allowed: new.allowed,
         tcp_only: new.tcp_only,
@@ -197,20 +197,49 @@ fn check_others(
     Ok(())
 }
 
-pub(crate) fn check_addresses(addresses: &[IpAddr], prefixes: &[IpNet]) -> Result<(), Error> {
+impl NewIdentity {
+    /// Checks what needs to know neither this host nor other identities.
+    ///
+    /// # Errors
+    /// No host could have such an identity.
+    pub fn check(&self) -> Result<(), Error> {
+        check_addresses(&self.addresses, &self.prefixes)?;
+        if self.tcp_only && self.allowed.other_protocols {
+            return Err(Error::TcpOnly);
+        }
+        if !(1..=INTERFACE_NAME_MAX).contains(&self.interface.len()) {
+            return Err(Error::NoInterface {
+                name: self.interface.clone(),
+            });
+        }
+        if self.cgroup.as_os_str().len() > RECORD_PATH_MAX {
+            return Err(Error::LongPath {
+                path: self.cgroup.clone(),
+            });
+        }
+        policies::compiled(&self.policy).map(drop)
+    }
+}
+
+/// Refuses addresses of IPv6 where the kernel has none.
+pub(crate) fn check_families(addresses: &[IpAddr], prefixes: &[IpNet]) -> Result<(), Error> {
+    let firsts = prefixes.iter().map(IpNet::addr);
+    let mut all = addresses.iter().copied().chain(firsts);
+    match all.find(|address| address.is_ipv6() && !ipv6::is_known()) {
+        Some(address) => Err(Error::BadAddress {
+            address,
+            reason: "the kernel was booted with ipv6.disable=1, or built without IPv6",
+        }),
+        None => Ok(()),
+    }
+}
+
+fn check_addresses(addresses: &[IpAddr], prefixes: &[IpNet]) -> Result<(), Error> {
     let count = addresses.len() + prefixes.len();
     if count == 0 || count > ADDRESSES_MAX {
         return Err(Error::AddressCount { count });
     }
     let mut seen = BTreeSet::new();
-    let firsts = prefixes.iter().map(IpNet::addr);
-    let mut all = addresses.iter().copied().chain(firsts);
-    if let Some(address) = all.find(|address| address.is_ipv6() && !ipv6::is_known()) {
-        return Err(Error::BadAddress {
-            address,
-            reason: "the kernel was booted with ipv6.disable=1, or built without IPv6",
-        });
-    }
     for address in addresses {
         let reason = numbers::objection(*address);
         let reason = reason.or((!seen.insert(address)).then_some("it is given twice"));
@@ -239,7 +268,61 @@ fn is_v6only() -> bool {
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 mod tests {
+    use sandwire_api::identity::Allowed;
+
     use super::*;
+
+    type Change = fn(&mut NewIdentity);
+
+    #[test]
+    fn what_no_host_could_have_is_refused_without_asking_it() {
+        let new = |change: Change| {
+            let mut new = NewIdentity {
+                // Its last part gives no name, which nobody needs yet.
+                cgroup: ".".into(),
+                name: None,
+                addresses: vec!["2001:db8::1".parse().unwrap()],
+                interface: "absent".to_owned(),
+                existing: false,
+                allowed: Allowed::default(),
+                tcp_only: false,
+                policy: IdentityPolicy::default(),
+                prefixes: Vec::new(),
+                own_cgroup: false,
+                declared_by: None,
+            };
+            change(&mut new);
+            new.check().map_err(|error| error.to_string())
+        };
+        assert_eq!(new(|_| ()), Ok(()));
+        let refused: [(Change, &str); 6] = [
+            (|new| new.addresses.clear(), "1 to 16 addresses"),
+            (
+                |new| new.addresses.push(new.addresses[0]),
+                "it is given twice",
+            ),
+            (
+                |new| new.addresses.push("127.0.0.1".parse().unwrap()),
+                "loopback",
+            ),
+            (
+                |new| {
+                    new.tcp_only = true;
+                    new.allowed.other_protocols = true;
+                },
+                "TCP alone",
+            ),
+            (|new| new.cgroup = "/".repeat(600).into(), "512 bytes"),
+            (
+                |new| new.policy.talks_to = vec!["a".parse().unwrap(); 17],
+                "17 groups",
+            ),
+        ];
+        for (change, words) in refused {
+            let error = new(change).unwrap_err();
+            assert!(error.contains(words), "{error}");
+        }
+    }
 
     #[test]
     fn the_first_free_address_of_a_prefix_is_taken() {

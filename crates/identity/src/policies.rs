@@ -63,11 +63,7 @@ pub(crate) struct Prepared {
 impl Prepared {
     /// Checks and compiles the policy of the identity `name`.
     pub(crate) fn new(name: &Name, policy: &IdentityPolicy) -> Result<Self, Error> {
-        let compiled = compile(&policy.as_pool_policy(), &[])?;
-        let groups = policy.talks_to.len();
-        if groups > TALKS_MAX {
-            return Err(Error::Talks { groups });
-        }
+        let compiled = compiled(policy)?;
         let text = serde_json::to_vec(policy).map_err(|error| Error::PolicyText {
             reason: error.to_string(),
         })?;
@@ -77,6 +73,16 @@ impl Prepared {
             text,
         })
     }
+}
+
+/// Compiles a policy, if the maps can hold it.
+pub(crate) fn compiled(policy: &IdentityPolicy) -> Result<Compiled, Error> {
+    let compiled = compile(&policy.as_pool_policy(), &[])?;
+    let groups = policy.talks_to.len();
+    if groups > TALKS_MAX {
+        return Err(Error::Talks { groups });
+    }
+    Ok(compiled)
 }
 
 impl Policies {

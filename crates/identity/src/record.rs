@@ -10,6 +10,7 @@ use sandwire_api::{
     identity::{Allowed, Counters, Identity, IdentityPolicy, State},
     name::Name,
 };
+use sandwire_datapath::group_number;
 
 use crate::{
     Error,
@@ -22,7 +23,7 @@ use crate::{
 };
 
 /// An identity to be added.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NewIdentity {
     /// Folder of the cgroup.
     pub cgroup: PathBuf,
@@ -45,6 +46,14 @@ pub struct NewIdentity {
     /// Whether the cgroup was made for it: it is removed with the identity, and the identity with it, once nobody is in
     /// it and nobody holds a lock on its folder.
     pub own_cgroup: bool,
+    /// The daemon's instance whose configuration has it.
+    pub declared_by: Option<Name>,
+}
+
+/// The number of a daemon's instance in records; 0 is nobody's.
+#[must_use]
+pub fn instance_number(instance: &Name) -> u32 {
+    group_number(instance.as_str()).max(1)
 }
 
 fn flags_of(allowed: Allowed) -> u32 {
@@ -80,6 +89,8 @@ pub(crate) struct Facts {
     pub(crate) interface: u32,
     pub(crate) allowed: Allowed,
     pub(crate) tcp_only: bool,
+    /// Number of the instance whose configuration has it, or 0.
+    pub(crate) declared_by: u32,
     /// Whether sockets of IPv6 are closed to IPv4 unless told otherwise.
     pub(crate) v6only: bool,
 }
@@ -128,6 +139,7 @@ impl Facts {
         let flags = set.fold(0, |flags, (_, flag)| flags | flag);
         record.set_word(Record::flags(), flags);
         record.set_word(Record::interface(), self.interface);
+        record.set_word(Record::declared_by(), self.declared_by);
         let count = self.addresses.len();
         if count == 0 || count > abi::RECORD_ADDRESSES_MAX {
             return Err(Error::AddressCount { count });
@@ -170,6 +182,7 @@ impl Facts {
             has_loopback6: record.word(Record::flags()) & record_flag::LOOPBACK6 != 0,
             has_own_cgroup: record.word(Record::flags()) & record_flag::OWN_CGROUP != 0,
             interface: record.word(Record::interface()),
+            declared_by: record.word(Record::declared_by()),
             allowed: allowed_of(record.word(Record::identity_flags())),
             tcp_only: record.word(Record::identity_flags()) & identity_flag::TCP_ONLY != 0,
             v6only: record.word(Record::identity_flags()) & identity_flag::V6ONLY != 0,
@@ -248,6 +261,7 @@ impl Facts {
             interface,
             allowed: self.allowed,
             tcp_only: self.tcp_only,
+            declared: self.declared_by != 0,
             listeners,
             counters,
         }
@@ -311,6 +325,7 @@ mod tests {
                 ..Allowed::default()
             },
             tcp_only: true,
+            declared_by: 9,
             v6only: true,
         }
     }

@@ -49,8 +49,19 @@ impl Identities {
         wanted: &str,
         watch: &mut dyn FnMut(&'static str),
     ) -> Result<Identity, Error> {
+        let is_wanted = |_, facts: &Facts| is_meant(facts.name.as_str(), &facts.path, wanted);
+        self.remove_where(wanted, is_wanted, watch)
+    }
+
+    /// As [`Identities::remove_watched`], of the first one that is wanted.
+    pub(crate) fn remove_where(
+        &self,
+        name: &str,
+        is_wanted: impl Fn(u64, &Facts) -> bool,
+        watch: &mut dyn FnMut(&'static str),
+    ) -> Result<Identity, Error> {
         let missing = || Error::NoIdentity {
-            name: wanted.to_owned(),
+            name: name.to_owned(),
         };
         let mut open = self.open()?.ok_or_else(missing)?;
         self.repair_open(&mut open)?;
@@ -60,7 +71,7 @@ impl Identities {
             .filter_map(|(cgroup, record)| Some((*cgroup, Facts::read(record)?)));
         let found = known
             .into_iter()
-            .find(|(_, facts)| is_meant(facts.name.as_str(), &facts.path, wanted));
+            .find(|(cgroup, facts)| is_wanted(*cgroup, facts));
         let (cgroup, facts) = found.ok_or_else(missing)?;
         self.count_connections([&facts])?;
         let last = self.describe(&open.maps, cgroup, &facts)?;

@@ -313,6 +313,7 @@ fn identity(host: &str, addresses: &[Ipv4Addr], tcp_only: bool) -> Result<OwnCgr
         tcp_only,
         policy: IdentityPolicy::default(),
         own_cgroup: false,
+        declared_by: None,
     };
     let identities = identities(host);
     world::inside(host, move || {

@@ -143,6 +143,11 @@ fn remove(context: &Context, arguments: &OneArguments) -> Outcome {
     let removed = identities
         .remove(&arguments.name)
         .map_err(failure(&operation))?;
+    if removed.declared {
+        note(
+            "a daemon's configuration has it, and adds it again while that runs: take it out there, and reload the daemon",
+        );
+    }
     context.output.answer(&removed, |removed| {
         format!("identity {} is gone\n", removed.name)
     })
@@ -183,6 +188,9 @@ fn text(identity: &Identity) -> String {
     ));
     if identity.tcp_only {
         text.push_str("  protocols  tcp only\n");
+    }
+    if identity.declared {
+        text.push_str("  declared   by the configuration of a daemon\n");
     }
     text.push_str(&format!("  listeners  {}\n", identity.listeners));
     for (name, traffic) in [("sent", traffic.egress), ("received", traffic.ingress)] {

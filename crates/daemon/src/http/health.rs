@@ -17,15 +17,19 @@ pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
 }
 
 impl App {
-    /// What the slot service says, and what is wrong with the pools of the configuration.
+    /// What the slot service says, and what is wrong with pools and identities of the configuration.
     pub(crate) fn health(&self) -> Health {
-        self.complete(self.slots.health(), self.problems())
+        let mut problems = self.problems();
+        problems.extend(self.identities.problems());
+        self.complete(self.slots.health(), problems)
     }
 
-    /// The same, without the names of leases that the caller may not see.
+    /// The same, without the names of leases that the caller may not see, nor identities, which are root's.
     fn health_for(&self, caller: Caller) -> Health {
         let mut problems = self.problems();
-        if !caller.privileged {
+        if caller.privileged {
+            problems.extend(self.identities.problems());
+        } else {
             for problem in &mut problems {
                 // It may name the lease that is in the way.
                 UNTOLD.clone_into(&mut problem.message);

@@ -404,6 +404,25 @@ async fn which_lease_is_in_the_way_of_the_configuration_is_told_to_root_alone() 
 }
 
 #[tokio::test]
+async fn an_identity_of_the_configuration_that_cannot_be_is_told_to_root_alone() {
+    let lab = Lab::new();
+    let text = "[[identity]]\nname = \"secret\"\ncgroup = \"/proc\"\naddresses = [\"10.0.0.5\"]\n";
+    let config = crate::config::Config::parse(text, "s.toml".as_ref()).unwrap();
+    lab.app.identities.declare(config.identities);
+    lab.app.identities.look_at_declared();
+    for (uid, is_told) in [(0, true), (1000, false)] {
+        let answer = lab.get(uid, "/healthz").await;
+        assert_eq!(answer.status, StatusCode::OK, "leases don't need it");
+        for words in ["identity secret", "not in a cgroup v2"] {
+            assert_eq!(answer.text.contains(words), is_told, "{}", answer.text);
+        }
+    }
+    lab.app.identities.declare(Vec::new());
+    lab.app.identities.look_at_declared();
+    assert!(!lab.get(0, "/healthz").await.text.contains("secret"));
+}
+
+#[tokio::test]
 async fn metrics_count_requests_by_route_and_not_by_what_callers_make_up() {
     let lab = Lab::new();
     for name in ["a", "b", "c"] {

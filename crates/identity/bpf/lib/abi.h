@@ -317,7 +317,8 @@ struct record {
 	__u32 address_count;
 	/* A bit for each address that was put there by us. */
 	__u32 ours;
-	__u32 padding;
+	/* Number of the daemon's instance that has it in its configuration; 0 if it was added by a command. */
+	__u32 declared_by;
 	struct address addresses[RECORD_ADDRESSES_MAX];
 	__u8 name[RECORD_NAME_MAX];
 	__u8 path[RECORD_PATH_MAX];

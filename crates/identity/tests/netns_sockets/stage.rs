@@ -157,6 +157,7 @@ pub(crate) fn new_identity(cgroup: &Path, texts: &[&str]) -> NewIdentity {
         policy: IdentityPolicy::default(),
         prefixes: Vec::new(),
         own_cgroup: false,
+        declared_by: None,
     }
 }
 

@@ -99,6 +99,7 @@ impl Options {
             tcp_only: self.tcp_only,
             policy,
             own_cgroup,
+            declared_by: None,
         })
     }
 }

@@ -71,6 +71,7 @@ mod tests {
             interface: "lo".to_owned(),
             allowed: Allowed::default(),
             tcp_only: false,
+            declared: false,
             listeners: 3,
             counters: Counters {
                 egress: Traffic {

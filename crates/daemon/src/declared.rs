@@ -1,0 +1,401 @@
+//! Identities of the configuration: added as their cgroups come, changed and removed as the file says.
+//!
+//! [`plan`] says what is to be done; here it is done, and told. One look at a time; it is looked at the start, upon a reload,
+//! from time to time, and as soon as a declared cgroup is made. Which identities came from the configuration stands in their
+//! records (decision 44), so nothing here outlives the daemon.
+
+mod plan;
+
+use std::{
+    collections::BTreeMap,
+    fs, io, mem,
+    os::unix::fs::MetadataExt,
+    path::Path,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use sandwire_api::{health::Problem, name::Name};
+use sandwire_identity::{Cgroup, Error, Identities};
+use sandwire_kernel_net::folders::FolderWatch;
+use tokio::{
+    sync::Notify,
+    time::{Instant, sleep_until},
+};
+
+use self::plan::{Place, Step, plan};
+use crate::config::DeclaredIdentity;
+
+/// Between two looks, however often cgroups come and go.
+const PAUSE: Duration = Duration::from_millis(100);
+/// Looks in a row while the kernel still has to let go of a cgroup's predecessor: some milliseconds, unless its sockets are open.
+const HURRIED_LOOKS: u32 = 20;
+/// One that couldn't be added is tried again after so long: to fail may cost most of a second of a processor.
+const RETRY: Duration = Duration::from_secs(60);
+
+/// What the configuration says of identities, and what came of it.
+pub(crate) struct DeclaredIdentities {
+    instance: Name,
+    /// Held for a whole look.
+    attempts: Mutex<Attempts>,
+    told: Mutex<Told>,
+    /// Something was made where a declared cgroup could be.
+    made: Arc<Notify>,
+    stopping: AtomicBool,
+}
+
+/// What is remembered from one look to the next.
+#[derive(Default)]
+struct Attempts {
+    /// Those that couldn't be added.
+    failed: BTreeMap<Name, Failed>,
+    /// Those whose cgroups were said to be awaited.
+    awaited: Vec<Name>,
+    /// Whether what isn't declared any more is gone.
+    is_settled: bool,
+}
+
+struct Failed {
+    cgroup: u64,
+    again: Instant,
+    reason: String,
+}
+
+/// What others are told, without waiting for a look.
+#[derive(Default)]
+struct Told {
+    declared: Arc<[DeclaredIdentity]>,
+    /// No look has seen them.
+    is_new: bool,
+    /// Numbers of their cgroups at the last look.
+    cgroups: BTreeMap<Name, u64>,
+    problems: Vec<Problem>,
+    watch: Option<FolderWatch>,
+    /// Looks in a row that found one whose cgroup's predecessor hasn't ended.
+    waiting_looks: u32,
+    rested: Option<Instant>,
+}
+
+impl DeclaredIdentities {
+    /// Of none, until [`DeclaredIdentities::declare`].
+    pub(crate) fn new(instance: Name) -> Self {
+        Self {
+            instance,
+            attempts: Mutex::default(),
+            told: Mutex::default(),
+            made: Arc::default(),
+            stopping: AtomicBool::new(false),
+        }
+    }
+
+    /// What is wrong with them.
+    pub(crate) fn problems(&self) -> Vec<Problem> {
+        lock(&self.told).problems.clone()
+    }
+
+    /// Has those of a configuration in place of those before, from the next look on.
+    pub(crate) fn declare(&self, declared: Vec<DeclaredIdentity>) {
+        let mut told = lock(&self.told);
+        told.declared = declared.into();
+        told.is_new = true;
+        // Before the look, so that none comes between the two.
+        self.cover(&mut told);
+    }
+
+    /// Ends a look that is under way, between two steps.
+    pub(crate) fn stop(&self) {
+        self.stopping.store(true, Ordering::Relaxed);
+    }
+
+    /// Waits until it is to be looked at once.
+    pub(crate) async fn due(&self) {
+        loop {
+            if (1..HURRIED_LOOKS).contains(&lock(&self.told).waiting_looks) {
+                break;
+            }
+            self.made.notified().await;
+            let mut told = lock(&self.told);
+            self.cover(&mut told);
+            if told.has_new_cgroup() {
+                told.waiting_looks = 0;
+                break;
+            }
+        }
+        let rested = lock(&self.told).rested;
+        if let Some(rested) = rested {
+            sleep_until(rested).await;
+        }
+    }
+
+    /// Does what is to be done, as far as that can be. Waits for whoever has locked the identities, who may be stopped.
+    pub(crate) fn look(&self, identities: &Identities) {
+        let mut attempts = lock(&self.attempts);
+        let declared = {
+            let mut told = lock(&self.told);
+            if mem::take(&mut told.is_new) {
+                *attempts = Attempts::default();
+            }
+            Arc::clone(&told.declared)
+        };
+        if declared.is_empty() && attempts.is_settled {
+            return;
+        }
+        let placed: Vec<(DeclaredIdentity, Place)> = declared
+            .iter()
+            .map(|identity| (identity.clone(), place(&identity.new.cgroup)))
+            .collect();
+        let mut look = Look {
+            identities,
+            attempts: &mut attempts,
+            problems: Vec::new(),
+            is_settled: true,
+            waits_for_an_end: false,
+            has_waited: lock(&self.told).waiting_looks >= HURRIED_LOOKS,
+        };
+        match identities.standing() {
+            Ok(standing) => {
+                for step in plan(&placed, &standing, &self.instance) {
+                    if self.stopping.load(Ordering::Relaxed) {
+                        return;
+                    }
+                    look.carry_out(step);
+                }
+            }
+            // Those that are there are of another namespace, and so none of ours.
+            Err(Error::OtherNamespace { .. }) if declared.is_empty() => {}
+            Err(error) => look.fail(None, format!("they can't be looked at: {error}")),
+        }
+        let (problems, waits) = (look.problems, look.waits_for_an_end);
+        attempts.is_settled = look.is_settled;
+        lock(&self.told).take(&placed, problems, waits);
+    }
+
+    /// Watches where declared cgroups could be made.
+    fn cover(&self, told: &mut Told) {
+        if told.watch.is_none() && !told.declared.is_empty() {
+            match self.start_watch() {
+                Ok(watch) => told.watch = Some(watch),
+                Err(error) => tracing::warn!(
+                    %error,
+                    "new cgroups of declared identities are looked for every five seconds"
+                ),
+            }
+        }
+        let Some(watch) = &told.watch else {
+            return;
+        };
+        for identity in told.declared.iter() {
+            if let Some(parent) = identity.new.cgroup.parent() {
+                watch.cover(parent);
+            }
+        }
+    }
+
+    fn start_watch(&self) -> io::Result<FolderWatch> {
+        let made = Arc::clone(&self.made);
+        FolderWatch::start(
+            "cgroups",
+            move || made.notify_one(),
+            |error| {
+                tracing::warn!(
+                    %error,
+                    "new cgroups of declared identities aren't told of any more; they are looked for every five seconds"
+                );
+            },
+        )
+    }
+}
+
+impl Told {
+    /// Whether a declared cgroup is there that wasn't at the last look.
+    fn has_new_cgroup(&self) -> bool {
+        self.declared.iter().any(|identity| {
+            let found = fs::metadata(&identity.new.cgroup);
+            found.is_ok_and(|found| self.cgroups.get(&identity.name) != Some(&found.ino()))
+        })
+    }
+
+    /// What came of a look.
+    fn take(
+        &mut self,
+        placed: &[(DeclaredIdentity, Place)],
+        problems: Vec<Problem>,
+        waits_for_an_end: bool,
+    ) {
+        for problem in &problems {
+            if !self.problems.contains(problem) {
+                let (subject, message) = (&problem.subject, &problem.message);
+                tracing::error!(subject, "{message}");
+            }
+        }
+        self.problems = problems;
+        self.cgroups = placed
+            .iter()
+            .filter_map(|(identity, place)| match place {
+                Place::There { id, .. } => Some((identity.name.clone(), *id)),
+                Place::Absent | Place::Unusable(_) => None,
+            })
+            .collect();
+        self.waiting_looks = if waits_for_an_end {
+            self.waiting_looks.saturating_add(1)
+        } else {
+            0
+        };
+        self.rested = Some(Instant::now() + PAUSE);
+    }
+}
+
+/// One look, while it lasts.
+struct Look<'a> {
+    identities: &'a Identities,
+    attempts: &'a mut Attempts,
+    problems: Vec<Problem>,
+    is_settled: bool,
+    waits_for_an_end: bool,
+    /// Whether an end has been waited for longer than the kernel takes by itself.
+    has_waited: bool,
+}
+
+impl Look<'_> {
+    fn carry_out(&mut self, step: Step<'_>) {
+        match step {
+            Step::Remove(standing) => match self.identities.remove_standing(standing) {
+                Ok(removed) => {
+                    tracing::info!(identity = %removed.name, "removed an identity that the configuration has no more");
+                }
+                // Somebody else was faster.
+                Err(Error::NoIdentity { .. }) => {}
+                Err(error) => {
+                    self.is_settled = false;
+                    self.fail(Some(&standing.name), error.to_string());
+                }
+            },
+            Step::Add(identity, cgroup) => self.add(identity, cgroup),
+            Step::SetPolicy(identity, standing) => {
+                let policy = &identity.new.policy;
+                match self.identities.set_policy_of_standing(standing, policy) {
+                    Ok(()) => {
+                        tracing::info!(identity = %identity.name, "changed the policy of an identity");
+                    }
+                    Err(Error::NoIdentity { .. }) => {}
+                    Err(error) => self.fail_as_declared(&identity.name, &error.to_string()),
+                }
+            }
+            Step::Await(identity) => {
+                if !self.attempts.awaited.contains(&identity.name) {
+                    self.attempts.awaited.push(identity.name.clone());
+                    let cgroup = identity.new.cgroup.display();
+                    tracing::info!(identity = %identity.name, %cgroup, "an identity waits for its cgroup");
+                }
+            }
+            Step::AwaitEnd(identity, former) => {
+                self.waits_for_an_end = true;
+                if self.has_waited {
+                    let name = &former.name;
+                    let reason = format!(
+                        "identity {name} of a cgroup that is gone is in the way until its last socket is closed; end \
+                         it with them, or at once: sandwire identity remove {name}"
+                    );
+                    self.fail_as_declared(&identity.name, &reason);
+                }
+            }
+            Step::Tell(identity, reason) => self.fail_as_declared(&identity.name, &reason),
+        }
+    }
+
+    fn add(&mut self, identity: &DeclaredIdentity, cgroup: u64) {
+        let name = &identity.name;
+        let now = Instant::now();
+        let failed = self.attempts.failed.get(name);
+        if let Some(failed) = failed.filter(|it| it.cgroup == cgroup && now < it.again) {
+            let reason = failed.reason.clone();
+            return self.fail_as_declared(name, &reason);
+        }
+        self.attempts.failed.remove(name);
+        match self.identities.add(&identity.new) {
+            Ok(_) => {
+                self.attempts.awaited.retain(|awaited| awaited != name);
+                let cgroup = identity.new.cgroup.display();
+                tracing::info!(identity = %name, %cgroup, "added an identity");
+            }
+            // It was there a moment ago.
+            Err(Error::NoCgroup { .. }) => {}
+            Err(error) => {
+                let reason = error.to_string();
+                self.fail_as_declared(name, &reason);
+                let again = Instant::now() + RETRY;
+                let failed = Failed {
+                    cgroup,
+                    again,
+                    reason,
+                };
+                self.attempts.failed.insert(name.clone(), failed);
+            }
+        }
+    }
+
+    fn fail_as_declared(&mut self, name: &Name, reason: &str) {
+        self.fail(
+            Some(name),
+            format!("not as the configuration says: {reason}"),
+        );
+    }
+
+    fn fail(&mut self, name: Option<&Name>, message: String) {
+        let subject = name.map_or("identities".to_owned(), |name| format!("identity {name}"));
+        self.problems.push(Problem {
+            subject,
+            message,
+            // Leases don't need them.
+            blocking: false,
+        });
+    }
+}
+
+fn place(cgroup: &Path) -> Place {
+    match Cgroup::open(cgroup) {
+        Ok(Cgroup { path, id, .. }) => Place::There { path, id },
+        Err(Error::NoCgroup { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
+            Place::Absent
+        }
+        Err(error) => Place::Unusable(error.to_string()),
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::timeout;
+
+    use super::*;
+    use crate::config::Config;
+
+    #[tokio::test]
+    async fn a_cgroup_is_heard_of_as_it_is_made() {
+        let folder = tempfile::tempdir().unwrap();
+        let cgroup = folder.path().join("web.slice/web.service");
+        let text = format!(
+            "[[identity]]\nname = \"web\"\ncgroup = {cgroup:?}\naddresses = [\"10.0.0.5\"]\n"
+        );
+        let config = Config::parse(&text, Path::new("s.toml")).unwrap();
+        let declared = DeclaredIdentities::new(config.instance);
+        let nowhere = Identities::new(Path::new("/nonexistent/sandwire-identity"));
+        declared.declare(config.identities);
+        declared.look(&nowhere);
+        assert_eq!(declared.problems(), []);
+        // The second one before anybody can have watched the first.
+        fs::create_dir_all(&cgroup).unwrap();
+        let heard = timeout(Duration::from_secs(60), declared.due()).await;
+        assert!(heard.is_ok());
+        declared.look(&nowhere);
+        let problems = declared.problems();
+        assert!(problems[0].message.contains("not in a cgroup v2"));
+        assert_eq!(problems[0].subject, "identity web");
+    }
+}
