@@ -133,6 +133,22 @@ where
     run_on_machine(series, setting, deadline, body);
 }
 
+/// Like [`run_on`], on a machine with two cards of virtio-net, [`machine::CARDS`], and a cable between them.
+///
+/// # Panics
+/// As [`run_on`].
+pub fn run_on_with_cards<F, R>(series: Series, deadline: Duration, body: F)
+where
+    F: FnOnce(&Lab) -> R,
+    R: Outcome,
+{
+    let setting = Setting {
+        cards: true,
+        ..Setting::default()
+    };
+    run_on_machine(series, setting, deadline, body);
+}
+
 /// Like [`run_on`], with more arguments of the kernel, among them settings (`sysctl.net.core.bpf_jit_harden=2`). New network
 /// namespaces have the settings of IPv4 that the machine's first one has.
 ///

@@ -90,14 +90,12 @@ impl Slots {
         is_there: &dyn Fn() -> bool,
         may_wait: bool,
     ) -> Result<Option<Acquired>, ServiceError> {
-        let begun = Instant::now();
-        let shared = &self.shared;
+        let (shared, begun) = (&self.shared, Instant::now());
         let _acquiring = shared.begin_acquire(caller, request);
-        let prepared = shared.prepare(caller, request).inspect_err(|error| {
+        let (incarnation, attach, held) = shared.prepare(caller, request).inspect_err(|error| {
             let counters = &mut shared.lock().counters;
             counters.acquired(Some(error), begun.elapsed());
         })?;
-        let (incarnation, attach, held) = prepared;
         let asked = Asked {
             caller,
             request,

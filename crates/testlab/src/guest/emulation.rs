@@ -1,4 +1,4 @@
-//! A guest that QEMU emulates, without a network, until it powers itself off.
+//! A guest that QEMU emulates, with no network but one of its own, until it powers itself off.
 
 use std::{
     fs::{self, File},
@@ -29,6 +29,8 @@ pub(super) struct Boot<'a> {
     pub(super) disk: Option<&'a Path>,
     /// Whether there is room for a second processor, plugged in when the guest prints [`PLUG_LINE`].
     pub(super) spare_processor: bool,
+    /// Whether it has two network cards, with a cable between them.
+    pub(super) cards: bool,
     /// More arguments of the kernel.
     pub(super) arguments: &'a str,
 }
@@ -41,6 +43,18 @@ const MODEL: &str = "qemu64";
 
 /// One processor, and a socket that is empty.
 const ROOM: &str = "cpus=1,sockets=2,cores=1,threads=1,maxcpus=2";
+
+/// Two cards of virtio-net on a hub.
+const CARDS: [&str; 8] = [
+    "-netdev",
+    "hubport,id=near,hubid=0",
+    "-device",
+    "virtio-net-pci,netdev=near,mac=02:00:00:00:00:10,romfile=",
+    "-netdev",
+    "hubport,id=far,hubid=0",
+    "-device",
+    "virtio-net-pci,netdev=far,mac=02:00:00:00:01:10,romfile=",
+];
 
 impl Boot<'_> {
     /// Boots it, waits until it has powered itself off, and returns what it printed.
@@ -68,6 +82,7 @@ impl Boot<'_> {
             .args(["-accel", "tcg", "-m", self.memory])
             .args(["-cpu", &format!("{MODEL},-cx16")])
             .args(room.iter().flatten())
+            .args(self.cards.then_some(CARDS).iter().flatten())
             .args(["-machine", "q35", "-nodefaults", "-no-user-config"])
             .args(["-display", "none", "-no-reboot"])
             .arg("-kernel")

@@ -43,9 +43,14 @@ pub struct Job<'a> {
 pub struct Setting {
     /// Whether it has room for a second processor, for [`plug_in_processor`].
     pub spare_processor: bool,
+    /// Whether the job finds two cards of virtio-net in its network namespace, [`CARDS`], with a cable between them.
+    pub cards: bool,
     /// More arguments of its kernel.
     pub kernel_arguments: &'static str,
 }
+
+/// Names of the two cards.
+pub const CARDS: [&str; 2] = ["eth0", "eth1"];
 
 /// How a job ended.
 #[derive(Clone, Debug)]
@@ -70,6 +75,7 @@ pub fn run(kernel: &Kernel, folder: &Path, job: &Job<'_>, patience: Duration) ->
         memory: "1024M",
         disk: None,
         spare_processor: job.setting.spare_processor,
+        cards: job.setting.cards,
         arguments: job.setting.kernel_arguments,
     }
     .run(patience)?;
@@ -97,6 +103,9 @@ pub fn plug_in_processor() -> Result<()> {
     }
     Ok(())
 }
+
+/// The job's network namespace, where it has to be made before.
+const NETWORK: &str = "machine";
 
 /// Before the job's exit status on the console.
 const STATUS_LINE: &str = "machine: exit status ";
@@ -147,7 +156,12 @@ fn build(kernel: &Kernel, folder: &Path, job: &Job<'_>) -> Result<Vec<u8>> {
     }
     archive.symlink("var/run", "/run");
     archive.file("etc/passwd", USERS);
-    let load = initramfs::add_modules(&mut archive, &kernel.modules_for(MODULES)?)?;
+    let of_cards: &[&str] = match job.setting.cards {
+        true => &["virtio_pci", "virtio_net"],
+        false => &[],
+    };
+    let modules = kernel.modules_for(&[MODULES, of_cards].concat())?;
+    let load = initramfs::add_modules(&mut archive, &modules)?;
     let mut executables = vec![(JOB.to_owned(), stripped(job.executable, folder, "job")?)];
     let mut variables = String::new();
     if let Ok(path) = sandwire::executable() {
@@ -165,12 +179,21 @@ fn build(kernel: &Kernel, folder: &Path, job: &Job<'_>) -> Result<Vec<u8>> {
     for (name, value) in job.variables {
         let _ = write!(variables, "{name}='{value}' ");
     }
+    let (network, enter) = if job.setting.cards {
+        (
+            network_with_cards(),
+            format!("nsenter --net=/run/netns/{NETWORK} unshare"),
+        )
+    } else {
+        (String::new(), "unshare --net".to_owned())
+    };
     let init = format!(
         "{}export PATH=/usr/bin:/bin\n\
          {load}\
          ip link set lo up\n\
          mount -t cgroup2 cgroup2 /sys/fs/cgroup\n\
-         {variables} RUST_BACKTRACE=1 unshare --net --mount --pid --uts --ipc --propagation private \
+         {network}\
+         {variables} RUST_BACKTRACE=1 {enter} --mount --pid --uts --ipc --propagation private \
          --mount-proc --fork -- /usr/bin/{JOB} {}\n\
          status=$?\n\
          echo\n\
@@ -181,6 +204,15 @@ fn build(kernel: &Kernel, folder: &Path, job: &Job<'_>) -> Result<Vec<u8>> {
     );
     archive.executable("init", init.as_bytes());
     Ok(archive.finish())
+}
+
+/// Lines that make a network namespace with the cards. By its path, `ip` isn't the shell's own.
+fn network_with_cards() -> String {
+    let mut lines = format!("/usr/bin/ip netns add {NETWORK}\n");
+    for card in CARDS {
+        let _ = writeln!(lines, "/usr/bin/ip link set {card} netns {NETWORK}");
+    }
+    lines
 }
 
 fn add_files(archive: &mut Archive, folder: &Path) -> Result<()> {

@@ -151,6 +151,7 @@ impl Image {
             memory: "512M",
             disk: Some(&self.disk),
             spare_processor: false,
+            cards: false,
             arguments: &format!(
                 "systemd.show_status=no systemd.mask=getty.target \
                  systemd.mask=serial-getty@ttyS0.service {arguments}"

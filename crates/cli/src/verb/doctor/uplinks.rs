@@ -7,7 +7,7 @@ use std::{collections::BTreeSet, fs};
 use sandwire_api::pool::{Pool, PoolSpec};
 use sandwire_daemon::config::Config;
 use sandwire_kernel_net::{
-    interface::{self, InterfaceIndex},
+    interface::{self, Interface, InterfaceIndex},
     netlink::Socket,
     route::{self, Listed},
     routing_rule::{self, Action, RoutingRule},
@@ -30,6 +30,8 @@ pub(super) struct Uplinks {
     has_ipv6_route: bool,
     /// Those that have IPv6 addresses of more than their link.
     with_ipv6: Vec<String>,
+    /// Interfaces that are in a VRF, each with its name.
+    in_vrf: Vec<(String, String)>,
 }
 
 impl Uplinks {
@@ -62,6 +64,7 @@ impl Uplinks {
         }
         Self {
             of_tables: of_tables.into_iter().collect(),
+            in_vrf: in_vrf(&interfaces),
             ..Self::of(&route::list(&mut socket).unwrap_or_default(), name)
         }
     }
@@ -115,6 +118,15 @@ impl Uplinks {
         for uplink in &all {
             warnings.extend(without_forwarding(uplink, &read));
             warnings.extend(self.deaf_to_routers(uplink, &read));
+        }
+        for (name, vrf) in &self.in_vrf {
+            let is_configured = self
+                .configured
+                .as_ref()
+                .is_some_and(|all| all.contains(name));
+            if all.is_empty() || all.contains(name) && !is_configured {
+                warnings.push(in_a_vrf(name, vrf));
+            }
         }
         // With one uplink every way is the same way.
         if all.len() > 1 {
@@ -227,6 +239,32 @@ fn warning(setting: &str, problem: String, value: &str) -> Warning {
         ),
         subject,
         problem,
+    }
+}
+
+/// Interfaces of a VRF, with its name.
+fn in_vrf(interfaces: &[Interface]) -> Vec<(String, String)> {
+    let vrf_of = |interface: &Interface| {
+        let master = interfaces
+            .iter()
+            .find(|other| Some(other.index) == interface.master)?;
+        let is_vrf = master.kind.as_deref() == Some("vrf");
+        is_vrf.then(|| (interface.name.clone(), master.name.clone()))
+    };
+    interfaces.iter().filter_map(vrf_of).collect()
+}
+
+fn in_a_vrf(name: &str, vrf: &str) -> Warning {
+    Warning {
+        subject: name.to_owned(),
+        problem: format!(
+            "it is in the VRF {vrf}, by whose table the host's own stack routes what comes in there: answers to sandboxes that are \
+             masqueraded are lost, and it is no uplink while no default route of the main table leads out by it"
+        ),
+        advice: format!(
+            "for eBPF pools name it in `uplinks`, with uplink = \"route\" and route_table = the table of {vrf} (ip vrf show) in \
+             their policies"
+        ),
     }
 }
 
@@ -360,6 +398,24 @@ mod tests {
             subjects(&uplinks, &settings),
             ["net.ipv4.conf.wan0.rp_filter"]
         );
+    }
+
+    #[test]
+    fn an_uplink_in_a_vrf_is_told_of_unless_the_configuration_names_it() {
+        let in_vrf = |uplinks| Uplinks {
+            in_vrf: vec![("eth1".to_owned(), "red".to_owned())],
+            ..uplinks
+        };
+        let warned = |uplinks| subjects(&in_vrf(uplinks), &[]);
+        assert_eq!(warned(Uplinks::default()), ["eth1"]);
+        assert_eq!(warned(with_default_routes(&["eth0", "eth1"])), ["eth1"]);
+        // The host may be managed by it.
+        assert!(warned(with_default_routes(&["eth0"])).is_empty());
+        let configured = Uplinks {
+            configured: Some(vec!["eth1".to_owned()]),
+            ..with_default_routes(&["eth1"])
+        };
+        assert!(warned(configured).is_empty());
     }
 
     #[test]
