@@ -76,7 +76,7 @@ const WITH_IDENTITY: [(&str, &str); 2] = [
     (
         "web.service",
         "[Unit]\nAfter=sandwire.service\n[Service]\nType=exec\nSlice=web.slice\n\
-         ExecStartPre=+/usr/bin/sandwire identity show web\nExecStart=/bin/busybox sleep 1000\n",
+         ExecStartPre=+/usr/bin/sandwire identity show web --active\nExecStart=/bin/busybox sleep 1000\n",
     ),
 ];
 

@@ -809,12 +809,17 @@ fn an_identity_of_the_configuration_waits_until_the_sockets_of_its_last_cgroup_a
             host.problems().concat().contains("last socket")
         });
         assert_eq!(host.listed(), added);
+        // A service that is started now isn't to think that it has it.
+        assert_eq!(done(&["show", "web"])["state"], "dying");
+        let error = refused(&["show", "web", "--active"]);
+        assert!(error.contains("its cgroup"), "{error}");
         drop(server);
         until("it is added", || {
             host.names() == ["web"] && host.listed() != added
         });
         assert_eq!(seen(lab, host.web.path()), "Connection refused 10.77.0.1");
         until("nothing is wrong", || host.problems().is_empty());
+        assert_eq!(done(&["show", "web", "--active"])["state"], "active");
         host.reload(lab, "");
         until("it goes", || host.names().is_empty());
     });

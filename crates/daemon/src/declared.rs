@@ -23,7 +23,7 @@ use sandwire_identity::{Cgroup, Error, Identities};
 use sandwire_kernel_net::folders::FolderWatch;
 use tokio::{
     sync::Notify,
-    time::{Instant, sleep_until},
+    time::{Instant, sleep, sleep_until},
 };
 
 use self::plan::{Place, Step, plan};
@@ -31,6 +31,9 @@ use crate::config::DeclaredIdentity;
 
 /// Between two looks, however often cgroups come and go.
 const PAUSE: Duration = Duration::from_millis(100);
+/// Between two things that were made and are no declared cgroups: a user who makes folders where one could be, and to whom systemd
+/// leaves that, can do so without end.
+const CALM: Duration = Duration::from_millis(10);
 /// Looks in a row while the kernel still has to let go of a cgroup's predecessor: some milliseconds, unless its sockets are open.
 const HURRIED_LOOKS: u32 = 20;
 /// One that couldn't be added is tried again after so long: to fail may cost most of a second of a processor.
@@ -70,8 +73,8 @@ struct Told {
     declared: Arc<[DeclaredIdentity]>,
     /// No look has seen them.
     is_new: bool,
-    /// Numbers of their cgroups at the last look.
-    cgroups: BTreeMap<Name, u64>,
+    /// Numbers of what was there in the place of their cgroups at the last look.
+    found: BTreeMap<Name, u64>,
     problems: Vec<Problem>,
     watch: Option<FolderWatch>,
     /// Looks in a row that found one whose cgroup's predecessor hasn't ended.
@@ -117,17 +120,26 @@ impl DeclaredIdentities {
                 break;
             }
             self.made.notified().await;
-            let mut told = lock(&self.told);
-            self.cover(&mut told);
-            if told.has_new_cgroup() {
-                told.waiting_looks = 0;
+            if self.has_new_cgroup() {
                 break;
             }
+            sleep(CALM).await;
         }
         let rested = lock(&self.told).rested;
         if let Some(rested) = rested {
             sleep_until(rested).await;
         }
+    }
+
+    /// Whether a declared cgroup is there that wasn't at the last look.
+    fn has_new_cgroup(&self) -> bool {
+        let mut told = lock(&self.told);
+        self.cover(&mut told);
+        let is_new = told.has_new_cgroup();
+        if is_new {
+            told.waiting_looks = 0;
+        }
+        is_new
     }
 
     /// Does what is to be done, as far as that can be. Waits for whoever has locked the identities, who may be stopped.
@@ -143,6 +155,8 @@ impl DeclaredIdentities {
         if declared.is_empty() && attempts.is_settled {
             return;
         }
+        // Sooner than what is looked at: what comes between the two is new.
+        let found = found(&declared).collect();
         let placed: Vec<(DeclaredIdentity, Place)> = declared
             .iter()
             .map(|identity| (identity.clone(), place(&identity.new.cgroup)))
@@ -166,11 +180,14 @@ impl DeclaredIdentities {
             }
             // Those that are there are of another namespace, and so none of ours.
             Err(Error::OtherNamespace { .. }) if declared.is_empty() => {}
-            Err(error) => look.fail(None, format!("they can't be looked at: {error}")),
+            Err(error) => {
+                look.is_settled = false;
+                look.fail(None, format!("they can't be looked at: {error}"));
+            }
         }
         let (problems, waits) = (look.problems, look.waits_for_an_end);
         attempts.is_settled = look.is_settled;
-        lock(&self.told).take(&placed, problems, waits);
+        lock(&self.told).take(found, problems, waits);
     }
 
     /// Watches where declared cgroups could be made.
@@ -212,19 +229,11 @@ impl DeclaredIdentities {
 impl Told {
     /// Whether a declared cgroup is there that wasn't at the last look.
     fn has_new_cgroup(&self) -> bool {
-        self.declared.iter().any(|identity| {
-            let found = fs::metadata(&identity.new.cgroup);
-            found.is_ok_and(|found| self.cgroups.get(&identity.name) != Some(&found.ino()))
-        })
+        found(&self.declared).any(|(name, number)| self.found.get(&name) != Some(&number))
     }
 
     /// What came of a look.
-    fn take(
-        &mut self,
-        placed: &[(DeclaredIdentity, Place)],
-        problems: Vec<Problem>,
-        waits_for_an_end: bool,
-    ) {
+    fn take(&mut self, found: BTreeMap<Name, u64>, problems: Vec<Problem>, waits_for_an_end: bool) {
         for problem in &problems {
             if !self.problems.contains(problem) {
                 let (subject, message) = (&problem.subject, &problem.message);
@@ -232,13 +241,7 @@ impl Told {
             }
         }
         self.problems = problems;
-        self.cgroups = placed
-            .iter()
-            .filter_map(|(identity, place)| match place {
-                Place::There { id, .. } => Some((identity.name.clone(), *id)),
-                Place::Absent | Place::Unusable(_) => None,
-            })
-            .collect();
+        self.found = found;
         self.waiting_looks = if waits_for_an_end {
             self.waiting_looks.saturating_add(1)
         } else {
@@ -355,6 +358,14 @@ impl Look<'_> {
     }
 }
 
+/// Numbers of what is there in the place of declared cgroups, whatever it is.
+fn found(declared: &[DeclaredIdentity]) -> impl Iterator<Item = (Name, u64)> {
+    declared.iter().filter_map(|identity| {
+        let found = fs::metadata(&identity.new.cgroup).ok()?;
+        Some((identity.name.clone(), found.ino()))
+    })
+}
+
 fn place(cgroup: &Path) -> Place {
     match Cgroup::open(cgroup) {
         Ok(Cgroup { path, id, .. }) => Place::There { path, id },
@@ -371,31 +382,80 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 #[cfg(test)]
 mod tests {
-    use tokio::time::timeout;
+    use std::{
+        future::{Future, poll_fn},
+        pin::pin,
+        task::Poll,
+    };
+
+    use tokio::time::{advance, timeout};
 
     use super::*;
     use crate::config::Config;
 
-    #[tokio::test]
-    async fn a_cgroup_is_heard_of_as_it_is_made() {
-        let folder = tempfile::tempdir().unwrap();
-        let cgroup = folder.path().join("web.slice/web.service");
+    /// `web` of a cgroup, declared and looked at.
+    fn declared(cgroup: &Path, identities: &Identities) -> DeclaredIdentities {
         let text = format!(
             "[[identity]]\nname = \"web\"\ncgroup = {cgroup:?}\naddresses = [\"10.0.0.5\"]\n"
         );
         let config = Config::parse(&text, Path::new("s.toml")).unwrap();
         let declared = DeclaredIdentities::new(config.instance);
-        let nowhere = Identities::new(Path::new("/nonexistent/sandwire-identity"));
         declared.declare(config.identities);
-        declared.look(&nowhere);
+        declared.look(identities);
+        declared
+    }
+
+    fn nowhere() -> Identities {
+        Identities::new(Path::new("/nonexistent/sandwire-identity"))
+    }
+
+    #[tokio::test]
+    async fn a_cgroup_is_heard_of_as_it_is_made() {
+        let folder = tempfile::tempdir().unwrap();
+        let cgroup = folder.path().join("web.slice/web.service");
+        let declared = declared(&cgroup, &nowhere());
         assert_eq!(declared.problems(), []);
         // The second one before anybody can have watched the first.
         fs::create_dir_all(&cgroup).unwrap();
         let heard = timeout(Duration::from_secs(60), declared.due()).await;
         assert!(heard.is_ok());
-        declared.look(&nowhere);
+        declared.look(&nowhere());
         let problems = declared.problems();
         assert!(problems[0].message.contains("not in a cgroup v2"));
         assert_eq!(problems[0].subject, "identity web");
+        // What can't be used is no news, whatever is made beside it.
+        assert!(!declared.has_new_cgroup());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_makes_other_folders_without_end_is_looked_at_from_time_to_time() {
+        let folder = tempfile::tempdir().unwrap();
+        let cgroup = folder.path().join("web");
+        let declared = declared(&cgroup, &nowhere());
+        advance(PAUSE).await;
+        let begun = Instant::now();
+        let mut due = pin!(declared.due());
+        declared.made.notify_one();
+        let is_due = poll_fn(|context| Poll::Ready(due.as_mut().poll(context).is_ready())).await;
+        assert!(!is_due);
+        fs::create_dir(&cgroup).unwrap();
+        declared.made.notify_one();
+        due.await;
+        assert!(begun.elapsed() >= CALM);
+    }
+
+    #[test]
+    fn what_could_not_be_looked_at_is_looked_at_again_also_if_nothing_is_declared() {
+        let folder = tempfile::tempdir().unwrap();
+        let maps = folder.path().join("v2");
+        fs::create_dir(&maps).unwrap();
+        let identities = Identities::new(folder.path());
+        let declared = DeclaredIdentities::new("default".parse().unwrap());
+        declared.look(&identities);
+        let problems = declared.problems();
+        assert!(problems[0].message.contains("can't be looked at"));
+        fs::remove_dir(&maps).unwrap();
+        declared.look(&identities);
+        assert_eq!(declared.problems(), []);
     }
 }

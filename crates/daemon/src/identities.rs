@@ -10,7 +10,10 @@ use std::{collections::BTreeSet, path::Path, sync::Arc, time::Duration};
 use sandwire_api::{health::Problem, identity::Identity, name::Name};
 use sandwire_identity::{Error, FOLDER, Identities};
 use sandwire_slot::service::Slots;
-use tokio::time::{MissedTickBehavior, interval};
+use tokio::{
+    sync::{Mutex, OwnedMutexGuard},
+    time::{MissedTickBehavior, interval},
+};
 
 use crate::{
     config::DeclaredIdentity, declared::DeclaredIdentities, identity_watch::Watch,
@@ -25,6 +28,7 @@ const INTERVAL: Duration = Duration::from_secs(5);
 pub(crate) struct HostIdentities {
     identities: Identities,
     declared: DeclaredIdentities,
+    turn: Arc<Mutex<()>>,
 }
 
 impl HostIdentities {
@@ -33,6 +37,7 @@ impl HostIdentities {
         Self {
             identities: Identities::new(folder),
             declared: DeclaredIdentities::new(instance),
+            turn: Arc::default(),
         }
     }
 
@@ -44,6 +49,12 @@ impl HostIdentities {
     /// Has them be as the configuration says, as far as they can be now.
     pub(crate) fn look_at_declared(&self) {
         self.declared.look(&self.identities);
+    }
+
+    /// To be held by who looks since a configuration was read. A look may wait for a stopped command without end, on a thread: of
+    /// those there are as many as are needed to answer requests, and each reload would take one more.
+    pub(crate) async fn turn(&self) -> OwnedMutexGuard<()> {
+        Arc::clone(&self.turn).lock_owned().await
     }
 
     /// Does no more of what a configuration says.

@@ -313,7 +313,14 @@ async fn apply(app: &Arc<App>, config: &Config, signals: &mut Signals) -> Told {
 async fn declare(app: &Arc<App>, config: &Config) {
     let ours = Arc::clone(app);
     ours.identities.declare(config.identities.clone());
-    let looking = tokio::task::spawn_blocking(move || ours.identities.look_at_declared());
+    let looking = async move {
+        let turn = ours.identities.turn().await;
+        let look = move || {
+            ours.identities.look_at_declared();
+            drop(turn);
+        };
+        tokio::task::spawn_blocking(look).await
+    };
     match timeout(IDENTITIES_PATIENCE, looking).await {
         Ok(Ok(())) => {}
         Ok(Err(error)) => tracing::error!(%error, "a look at declared identities ended early"),
@@ -453,6 +460,22 @@ mod tests {
         assert!(error.is_refusal(), "{error}");
         assert!(error.to_string().contains("another daemon"), "{error}");
         model::fill(&first, &model::pool("web", 1));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn reloads_take_no_more_threads_while_one_waits_for_the_identities() {
+        let folder = tempfile::tempdir().unwrap();
+        let (slots, _) = model::open(folder.path());
+        let app = App::new(slots, false);
+        let config = Config::parse("", Path::new("s.toml")).unwrap();
+        let turn = app.identities.turn().await;
+        for _ in 0..3 {
+            declare(&app, &config).await;
+            assert_eq!(Arc::strong_count(&app), 1);
+        }
+        drop(turn);
+        declare(&app, &config).await;
+        let _free = app.identities.turn().await;
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use std::{
     fs::{self, File},
+    io,
     os::{fd::AsFd, unix::fs::MetadataExt},
     path::{Path, PathBuf},
 };
@@ -44,11 +45,14 @@ impl Cgroup {
             };
             return Err(Error::NotVersion2 { path, found });
         }
-        // Only the root has none of it.
+        let id = folder.metadata().map_err(missing)?.ino();
+        // Only the root has none of it, and one that has just gone.
         if !path.join("cgroup.type").exists() {
+            if !Self::is_there(&path, id) {
+                return Err(missing(io::ErrorKind::NotFound.into()));
+            }
             return Err(Error::RootCgroup { path });
         }
-        let id = folder.metadata().map_err(missing)?.ino();
         Ok(Self { path, id, folder })
     }
 

@@ -35,7 +35,9 @@ impl FolderWatch {
     /// be covered then. Those that are watched already stay as they are.
     pub fn cover(&self, folder: &Path) {
         let flags = WatchFlags::CREATE | WatchFlags::ONLYDIR;
-        for folder in folder.ancestors() {
+        let folders: Vec<&Path> = folder.ancestors().collect();
+        // From the top: one that is made meanwhile is either there to be watched, or heard of in the one that it is in.
+        for folder in folders.into_iter().rev() {
             let _ = inotify::add_watch(&self.0, folder, flags);
         }
     }

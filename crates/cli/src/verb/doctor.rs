@@ -8,6 +8,7 @@ mod datapath;
 mod features;
 mod firewall;
 mod host;
+mod identities;
 mod managers;
 mod probe;
 mod report;
@@ -27,7 +28,8 @@ use crate::{Context, failure::Outcome, output::wants_colour};
 )]
 pub(crate) struct Arguments {
     /// The daemon's configuration, whose uplinks and pools' routing tables and marks are looked at, beside those of the pools of a
-    /// daemon that runs; not those of leases with a policy of their own. Without this flag it is /etc/sandwire/sandwire.toml, which may be missing.
+    /// daemon that runs, not those of leases with a policy of their own; and cgroups of its identities. Without this flag it is
+    /// /etc/sandwire/sandwire.toml, which may be missing.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
     /// Probe only this, in this process, and print what came of it.

@@ -27,7 +27,7 @@ pub(crate) enum Verb {
     /// List identities, and remove those whose cgroup is gone.
     List(FolderArguments),
     /// Show an identity with what its sockets sent, received and were refused.
-    Show(OneArguments),
+    Show(ShowArguments),
     /// Show, set or reset what an identity may reach.
     #[command(subcommand)]
     Policy(policy::Verb),
@@ -69,6 +69,17 @@ pub(crate) struct OneArguments {
 
     #[command(flatten)]
     folder: FolderArguments,
+}
+
+/// Command line of `sandwire identity show`.
+#[derive(Debug, Args)]
+pub(crate) struct ShowArguments {
+    #[command(flatten)]
+    one: OneArguments,
+
+    /// Fail if its cgroup is gone, as before a service is started: a cgroup of the same path doesn't have this identity.
+    #[arg(long)]
+    active: bool,
 }
 
 impl FolderArguments {
@@ -128,13 +139,30 @@ fn list(context: &Context, arguments: &FolderArguments) -> Outcome {
     })
 }
 
-fn show(context: &Context, arguments: &OneArguments) -> Outcome {
-    let operation = format!("show identity {}", arguments.name);
-    let identities = arguments.folder.open(&operation)?;
-    let shown = identities
-        .show(&arguments.name)
-        .map_err(failure(&operation))?;
+fn show(context: &Context, arguments: &ShowArguments) -> Outcome {
+    let name = &arguments.one.name;
+    let operation = format!("show identity {name}");
+    let identities = arguments.one.folder.open(&operation)?;
+    let shown = identities.show(name).map_err(failure(&operation))?;
+    if arguments.active {
+        require_active(&shown)?;
+    }
     context.output.answer(&shown, text)
+}
+
+fn require_active(identity: &Identity) -> Result<(), Failure> {
+    match identity.state {
+        State::Active => Ok(()),
+        State::Dying => Err(Failure::new(
+            ErrorCode::Conflict,
+            format!(
+                "identity {name} isn't active: its cgroup {cgroup} is gone, and it ends with its last socket; end it with \
+                 them, or at once: sandwire identity remove {name}",
+                name = identity.name,
+                cgroup = identity.cgroup.display(),
+            ),
+        )),
+    }
 }
 
 fn remove(context: &Context, arguments: &OneArguments) -> Outcome {

@@ -65,7 +65,12 @@ pub(super) fn plan<'a>(
             Place::Absent | Place::Unusable(_) => false,
         });
         let by_name = || standing.iter().find(|one| one.name == identity.name);
-        match by_cgroup.or_else(by_name) {
+        // One of another name, as before the file had this one.
+        let former = || {
+            let mut dying = standing.iter().filter(|one| one.state == State::Dying);
+            dying.find(|one| is_at(identity, place, one))
+        };
+        match by_cgroup.or_else(by_name).or_else(former) {
             Some(found) => look_at(&mut steps, identity, place, found, instance),
             None => steps.push(match place {
                 Place::Absent => Step::Await(identity),

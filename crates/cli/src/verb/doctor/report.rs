@@ -16,7 +16,7 @@ use serde::Serialize;
 use super::{
     Probe, datapath,
     firewall::{self, Obstacle},
-    host,
+    host, identities,
     managers::{INTERFACES, Manager, NETWORK_MANAGER, NETWORKD},
     probe::{self, Probed},
     uplinks::{self, Uplinks},
@@ -230,6 +230,7 @@ pub(super) fn examine(config: Option<&Path>, pools: &[Pool]) -> Report {
     let mut warnings: Vec<Warning> = unusable.into_iter().collect();
     warnings.extend(uplinks::own_warnings(&uplinks));
     warnings.extend(manager_warnings());
+    warnings.extend(config.as_ref().map_or(Vec::new(), identities::warnings));
     let firewall = read_firewalls(&uplinks.all(), &mut warnings);
     Report {
         version: env!("CARGO_PKG_VERSION"),

@@ -97,6 +97,23 @@ fn what_is_declared_is_added_as_its_cgroup_comes_and_comes_anew() {
 }
 
 #[test]
+fn one_of_another_name_at_its_path_is_waited_for() {
+    let former = Standing {
+        name: name("former"),
+        state: State::Dying,
+        ..added()
+    };
+    let by_hand = Standing {
+        declared_by: 0,
+        ..former.clone()
+    };
+    for standing in [former, by_hand] {
+        let told = steps(&[(declared(), there(2))], &[standing]);
+        assert_eq!(told, ["await web after 1"]);
+    }
+}
+
+#[test]
 fn what_is_declared_no_more_goes_and_nothing_else() {
     let by_hand = Standing {
         name: name("hand"),
