@@ -5,6 +5,7 @@ mod tcp;
 mod udp;
 
 use std::{
+    io,
     net::SocketAddr,
     sync::Arc,
     time::{Duration, Instant},
@@ -305,11 +306,21 @@ async fn accept_streams(
                     tcp::deliver(&destination, &caller, &opening, secure).await;
                 }
                 Err(TransportError::TimedOut(_)) => destination.metrics.openings_timed_out.add(1),
+                // The host has given it up, as for another sender's sake, or is gone.
+                Err(TransportError::Io { source, .. }) if is_over(&source) => {}
                 // Datagrams have a way of their own in QUIC.
                 _ => destination.metrics.malformed.add(1),
             }
         });
     }
+}
+
+/// Whether a stream was reset, or its connection is no more.
+fn is_over(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::ConnectionReset | io::ErrorKind::NotConnected
+    )
 }
 
 async fn deliver_datagrams(

@@ -571,7 +571,7 @@ impl Network for KernelNetwork {
     fn set_impaired(&self, slot: &SlotPlan, impaired: bool) -> Result<(), NetworkError> {
         match self.ebpf_of(slot)? {
             Some((ebpf, _)) if slot.data_path == DataPath::Xdp || slot.is_container() => {
-                ebpf.set_flag(slot, NicFlag::Impaired, impaired)
+                ebpf.set_impaired(slot, impaired)
             }
             _ => Ok(()),
         }

@@ -25,6 +25,8 @@ const HOST: Share = Share {
     at_once: 10_000,
     each: Duration::from_millis(10),
 };
+/// How long it is kept of who comes no more how many were left out.
+const KEPT: Duration = Duration::from_secs(3600);
 /// Accounts beyond which those that nothing depends on are looked for and closed.
 const ACCOUNTS_MIN: usize = 1024;
 
@@ -52,6 +54,17 @@ impl Share {
     }
 }
 
+impl Account {
+    /// Whether something depends on it.
+    fn is_open(&self, now: Instant) -> bool {
+        let kept = match self.left_out {
+            0 => Duration::ZERO,
+            _ => KEPT,
+        };
+        now < self.whole + kept
+    }
+}
+
 impl Default for Refusals {
     fn default() -> Self {
         Self {
@@ -70,8 +83,7 @@ impl Refusals {
         now: Instant,
     ) -> Option<u64> {
         if self.by_name.len() > self.accounts_max {
-            self.by_name
-                .retain(|_, account| account.whole > now || account.left_out > 0);
+            self.by_name.retain(|_, account| account.is_open(now));
             self.accounts_max = ACCOUNTS_MIN.max(2 * self.by_name.len());
         }
         let parties = [
@@ -138,5 +150,19 @@ mod tests {
         let last = later + Duration::from_secs(600);
         let (.., accounts) = admitted("c", 30_000, last);
         assert!(accounts <= 20_000, "{accounts}");
+    }
+
+    /// As leases, each of which is too loud for a moment and ends.
+    #[test]
+    fn senders_that_come_no_more_take_no_room_for_ever_though_some_of_theirs_were_left_out() {
+        let (mut refusals, start) = (Refusals::default(), Instant::now());
+        for number in 0..10_000_u32 {
+            let now = start + number * Duration::from_secs(1);
+            let sender = format!("sender {number}");
+            let written = (0..101).filter(|_| admit(&mut refusals, "a", &sender, now).is_some());
+            assert_eq!(written.count(), 100);
+        }
+        let accounts = refusals.by_name.len();
+        assert!(accounts < 8000, "{accounts}");
     }
 }

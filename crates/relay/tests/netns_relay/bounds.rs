@@ -337,6 +337,10 @@ fn at_the_peer_too_a_sender_of_a_host_that_has_few_gets_what_who_has_most_loses(
             let connecting =
                 endpoint.connect_with(client(&stage), PEER.parse().unwrap(), "peer.example");
             let connection = connecting.unwrap().await.unwrap();
+            // As one that is given up at once: nothing is wrong with it.
+            let (mut given_up, _reader) = connection.open_bi().await.unwrap();
+            given_up.write_all(b"?").await.unwrap();
+            given_up.reset(quinn::VarInt::from_u32(1)).unwrap();
             let mut streams = Vec::new();
             for _ in 0..MOST {
                 streams.push(echo_of(&connection, "greedy").await);
@@ -361,6 +365,7 @@ fn at_the_peer_too_a_sender_of_a_host_that_has_few_gets_what_who_has_most_loses(
             ("connections_displaced_total", 1),
             ("connections_refused_limit_total", 1),
             ("flows_displaced_total", 1),
+            ("malformed_total", 0),
             ("datagrams_dropped_limit_total", 2),
         ] {
             let found = figure(&stage, "peer", &format!("sandwire_relay_{name} "));

@@ -435,6 +435,18 @@ impl Ebpf {
         Ok(())
     }
 
+    /// Notes that a slot's packets are left to who diverts them, or not any more.
+    pub(super) fn set_impaired(&self, slot: &SlotPlan, value: bool) -> Result<(), NetworkError> {
+        if !value {
+            // Nor is it by old maps.
+            lock(&self.impaired).remove(&place_of(slot));
+            if self.find(slot).is_none() {
+                return Ok(());
+            }
+        }
+        self.set_flag(slot, NicFlag::Impaired, value)
+    }
+
     fn note_adopted(&self, slot: &SlotPlan) {
         if let Some(adopted) = &mut *lock(&self.adopted) {
             adopted.insert(place_of(slot));

@@ -177,20 +177,23 @@ fn an_impaired_slot_is_impaired_by_new_maps_too() {
         for other in [settings(256), other_answers] {
             let network = KernelNetwork::open_with(settings(128)).unwrap();
             network.add_pool(&plan).unwrap();
-            let slots = [0, 1].map(|number| plan.slot(SlotNumber(number)));
+            let slots = [0, 1, 2].map(|number| plan.slot(SlotNumber(number)));
             for slot in &slots {
                 network.build(slot).unwrap();
                 network.activate(slot, &tenancy(&network, &plan)).unwrap();
             }
             network.set_impaired(&slots[0], true).unwrap();
+            network.set_impaired(&slots[2], true).unwrap();
             let after = KernelNetwork::open_with(other.clone()).unwrap();
             after.add_pool(&plan).unwrap();
+            // Its impairment has ended meanwhile, which is found out before anybody takes it over.
+            after.set_impaired(&slots[2], false).unwrap();
             for slot in &slots {
                 after.adopt(slot, Some(&tenancy(&after, &plan))).unwrap();
             }
             after.switch_over().unwrap();
             after.finish_migration();
-            assert_eq!(impaired(&other), [(0, true), (1, false)]);
+            assert_eq!(impaired(&other), [(0, true), (1, false), (2, false)]);
             tear_down(&after, &slots);
             after.remove_pool(&plan).unwrap();
             Datapath::remove(&other.ebpf.folder).unwrap();

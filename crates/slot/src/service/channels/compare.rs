@@ -74,6 +74,54 @@ impl Comparisons {
     fn of(&mut self, service: usize) -> &mut Comparison {
         self.services.entry(service).or_default()
     }
+
+    /// Whether it is time to compare a service; then one has begun.
+    fn begin(&mut self, service: usize, generation: u64, now: Duration) -> bool {
+        let seen = self.of(service);
+        let is_time = now >= seen.due || seen.generation != Some(generation);
+        if is_time {
+            // Who says from now on that it is due may say so of what this one has passed already.
+            seen.due = Duration::MAX;
+        }
+        is_time
+    }
+
+    /// Takes note of what came of one that has begun. Whether the service has all that it should.
+    fn end(
+        &mut self,
+        (service, generation): (usize, u64),
+        compared: Result<bool, ChannelError>,
+        now: Duration,
+        interval: Duration,
+    ) -> bool {
+        let is_away = matches!(compared, Err(ChannelError::Down { .. }));
+        self.sweep_is_due |= !is_away;
+        let seen = self.of(service);
+        let is_due_again = seen.due == Duration::ZERO;
+        let mut has_all = false;
+        match compared {
+            Ok(true) => {
+                has_all = true;
+                seen.difference = seen.difference.take().filter(|_| is_due_again);
+                seen.refusals = 0;
+                seen.generation = Some(generation);
+                seen.due = now + interval;
+            }
+            // Whoever watches the service tells of its being away.
+            Ok(false) | Err(ChannelError::Down { .. }) => seen.due = now + COMPARE_RETRY,
+            Err(error) => {
+                tracing::warn!(%error, "vsock channels differ from the journal");
+                seen.difference = Some(error.to_string());
+                seen.generation = Some(generation);
+                seen.due = now + pause(seen.refusals, interval);
+                seen.refusals = seen.refusals.saturating_add(1);
+            }
+        }
+        if is_due_again {
+            seen.due = Duration::ZERO;
+        }
+        has_all
+    }
 }
 
 /// A comparison of a service under way.
@@ -135,9 +183,7 @@ impl Shared {
     /// The comparison of a service, if it is time.
     fn due_of(&self, service: usize, now: Duration) -> Option<Due> {
         let generation = self.channels.generation(service);
-        let mut state = self.lock();
-        let seen = state.channels.of(service);
-        if now < seen.due && seen.generation == Some(generation) {
+        if !self.lock().channels.begin(service, generation, now) {
             return None;
         }
         Some(Due {
@@ -160,31 +206,10 @@ impl Shared {
             (Ok(true), Some(refused)) => Err(refused),
             (compared, _) => compared,
         };
+        let interval = self.settings.audit_interval;
         let mut state = self.lock();
-        let is_away = matches!(compared, Err(ChannelError::Down { .. }));
-        state.channels.sweep_is_due |= !is_away;
-        let seen = state.channels.of(service);
-        match compared {
-            Ok(true) => {
-                *seen = Comparison {
-                    difference: None,
-                    refusals: 0,
-                    generation: Some(generation),
-                    due: now + self.settings.audit_interval,
-                };
-                return true;
-            }
-            // Whoever watches the service tells of its being away.
-            Ok(false) | Err(ChannelError::Down { .. }) => seen.due = now + COMPARE_RETRY,
-            Err(error) => {
-                tracing::warn!(%error, "vsock channels differ from the journal");
-                seen.difference = Some(error.to_string());
-                seen.generation = Some(generation);
-                seen.due = now + pause(seen.refusals, self.settings.audit_interval);
-                seen.refusals = seen.refusals.saturating_add(1);
-            }
-        }
-        false
+        let of = (service, generation);
+        state.channels.end(of, compared, now, interval)
     }
 
     /// Has a service close what isn't its own. Whether it came to the end.
@@ -325,6 +350,27 @@ impl State {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// As of a service that hasn't answered who wanted a channel open, and opens it after it was asked for all that it has.
+    #[test]
+    fn what_becomes_due_while_a_service_is_compared_is_compared_next() {
+        let (now, interval) = (Duration::from_secs(100), Duration::from_secs(30));
+        let refusal = || Err(ChannelError::Refused("as told".to_owned()));
+        for compared in [Ok(true), Ok(false), refusal()] {
+            let mut all = Comparisons::default();
+            assert!(all.begin(0, 1, now));
+            all.end((0, 1), Ok(true), now, interval);
+            assert!(!all.begin(0, 1, now) && all.difference().is_none());
+            let later = now + interval;
+            assert!(all.begin(0, 1, later));
+            all.differ(0, &ChannelError::Refused("meanwhile".to_owned()));
+            all.end((0, 1), compared, later, interval);
+            assert!(all.difference().is_some());
+            assert!(all.begin(0, 1, later));
+            all.end((0, 1), Ok(true), later, interval);
+            assert!(!all.begin(0, 1, later) && all.difference().is_none());
+        }
+    }
 
     #[test]
     fn what_is_refused_again_and_again_is_tried_less_and_less_often() {

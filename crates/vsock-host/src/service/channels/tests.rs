@@ -41,7 +41,7 @@ fn a_guest_that_a_worker_takes_too_late_is_served_no_more_and_can_be_again() {
         worker.send(command);
     }
     channels.workers[0].handle = worker;
-    channels.patience = PATIENCE;
+    channels.patience = 6 * PATIENCE;
     channels.add(spec.clone()).unwrap();
     assert_eq!(channels.list().len(), 1);
     channels.remove(&spec.key).unwrap();
