@@ -12,7 +12,7 @@ use std::{
 use anyhow::{Context, Result, ensure};
 
 use crate::{
-    command, packages,
+    command,
     staging::{self, Content, Entry},
     workspace,
 };
@@ -20,12 +20,8 @@ use crate::{
 /// Puts a Debian package together.
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
-    /// The executable `sandwire` to put in; without it, the release executable is built.
-    #[arg(long, value_name = "FILE")]
-    executable: Option<PathBuf>,
-    /// Folder for the package; without it, `debian` in cargo's target folder.
-    #[arg(long, value_name = "FOLDER")]
-    output: Option<PathBuf>,
+    #[command(flatten)]
+    wanted: staging::Wanted,
     /// Version of the package, as Debian counts.
     #[arg(long, value_name = "VERSION", default_value = env!("CARGO_PKG_VERSION"))]
     package_version: String,
@@ -75,17 +71,8 @@ const COMPLETIONS: [(&str, &str); 3] = [
 
 /// Runs `cargo xtask deb`.
 pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
-    let executable = match &arguments.executable {
-        Some(executable) => executable.clone(),
-        None => {
-            packages::ensure()?;
-            workspace::release_executable()?
-        }
-    };
-    let output = match &arguments.output {
-        Some(output) => output.clone(),
-        None => workspace::metadata()?.target_directory.join("debian"),
-    };
+    let executable = arguments.wanted.executable()?;
+    let output = arguments.wanted.output("debian")?;
     let package = build(
         workspace::root(),
         &executable,

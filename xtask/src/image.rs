@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
 use crate::{
-    command, packages,
+    command,
     staging::{self, Content, Entry},
     workspace,
 };
@@ -24,12 +24,8 @@ use crate::{
 /// Puts an image for containers together.
 #[derive(clap::Args)]
 pub(crate) struct Arguments {
-    /// The executable `sandwire` to put in; without it, the release executable is built.
-    #[arg(long, value_name = "FILE")]
-    executable: Option<PathBuf>,
-    /// Folder for the archive; without it, `image` in cargo's target folder.
-    #[arg(long, value_name = "FOLDER")]
-    output: Option<PathBuf>,
+    #[command(flatten)]
+    wanted: staging::Wanted,
     /// Name of the image, with its tag.
     #[arg(long, value_name = "NAME:TAG", default_value = concat!("sandwire:", env!("CARGO_PKG_VERSION")))]
     name: String,
@@ -52,17 +48,8 @@ const TAR: [&str; 6] = [
 
 /// Runs `cargo xtask image`.
 pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode> {
-    let executable = match &arguments.executable {
-        Some(executable) => executable.clone(),
-        None => {
-            packages::ensure()?;
-            workspace::release_executable()?
-        }
-    };
-    let output = match &arguments.output {
-        Some(output) => output.clone(),
-        None => workspace::metadata()?.target_directory.join("image"),
-    };
+    let executable = arguments.wanted.executable()?;
+    let output = arguments.wanted.output("image")?;
     println!(
         "{}",
         build(&executable, &arguments.name, &output)?.display()

@@ -8,6 +8,38 @@ use std::{
 
 use anyhow::{Context, Result, bail, ensure};
 
+use crate::{packages, workspace};
+
+/// What is put together of, and where it goes.
+#[derive(clap::Args)]
+pub(crate) struct Wanted {
+    /// The executable `sandwire` to put in; without it, the release executable is built.
+    #[arg(long, value_name = "FILE")]
+    executable: Option<PathBuf>,
+    /// Folder for what comes of it; without it, one of the command's name in cargo's target folder.
+    #[arg(long, value_name = "FOLDER")]
+    output: Option<PathBuf>,
+}
+
+impl Wanted {
+    /// The executable, which is built if none is named.
+    pub(crate) fn executable(&self) -> Result<PathBuf> {
+        if let Some(executable) = &self.executable {
+            return Ok(executable.clone());
+        }
+        packages::ensure()?;
+        workspace::release_executable()
+    }
+
+    /// The folder, by default this one in cargo's.
+    pub(crate) fn output(&self, usual: &str) -> Result<PathBuf> {
+        match &self.output {
+            Some(output) => Ok(output.clone()),
+            None => Ok(workspace::metadata()?.target_directory.join(usual)),
+        }
+    }
+}
+
 /// A file of what is put together.
 pub(crate) struct Entry {
     /// Where it is, relative to the root.
