@@ -247,6 +247,8 @@ pub mod record_state {
     pub const COMPLETE: u32 = 2;
     /// Being removed.
     pub const REMOVING: u32 = 3;
+    /// Another cgroup has the identity now, and sockets of this one are open.
+    pub const FORMER: u32 = 4;
 }
 
 /// `enum record_flag`.
@@ -289,6 +291,7 @@ pub(crate) const ENUMS: &[(&str, u32)] = &[
     ("RECORD_BUILDING", record_state::BUILDING),
     ("RECORD_COMPLETE", record_state::COMPLETE),
     ("RECORD_REMOVING", record_state::REMOVING),
+    ("RECORD_FORMER", record_state::FORMER),
     ("RECORD_LOOPBACK6", record_flag::LOOPBACK6),
     ("RECORD_OWN_CGROUP", record_flag::OWN_CGROUP),
     ("POLICY_ALLOW", policy_flag::ALLOW),

@@ -4,7 +4,8 @@
 //! either a record that isn't complete, which the next call takes back, or a complete identity:
 //!
 //! ```text
-//! add     record (building), policy, interface, namespace, programs (idle), addresses, entry (active), record (complete)
+//! add     record (building), policy, interface, namespace, programs (idle), addresses, entry (active), record (complete); for a
+//!         cgroup that is made anew see `takeover`
 //! remove  record (removing), entry (idle), owners, policy, programs, tally, addresses, own cgroup, sockets, record away
 //! ```
 
@@ -27,7 +28,7 @@ use crate::{
     loading::{self, Programs},
     maps::Maps,
     numbers,
-    plan::{check_families, check_groups, plan},
+    plan::{Planned, check_families, check_groups, plan},
     policies::Prepared,
     programs,
     record::{Facts, is_complete},
@@ -90,7 +91,7 @@ impl Identities {
         let maps = Maps::open(&self.maps_folder())?.ok_or_else(|| self.vanished())?;
         let mut open = Open { maps, _lock: lock };
         let planned = self.plan(&mut open, new, &cgroup, netns);
-        let (facts, policy) = match planned {
+        let (Planned { facts, former }, policy) = match planned {
             Ok(planned) => planned,
             Err(error) => {
                 // What can't be let go of now, the next call lets go of.
@@ -98,10 +99,22 @@ impl Identities {
                 return Err(error);
             }
         };
-        let done = self.build(&mut open, &programs, &cgroup, &facts, &policy, watch);
+        let (done, built) = match former {
+            None => {
+                let done = self.build(&mut open, &programs, &cgroup, &facts, &policy, watch);
+                (done, facts.clone())
+            }
+            Some(former) => {
+                let held = open.maps.policies.get(facts.number).ok().flatten();
+                let policy = (held.as_ref() != Some(&new.policy)).then_some(&policy);
+                let both = (&facts, former);
+                let done = self.take_over(&mut open, &programs, &cgroup, both, policy, watch);
+                (done, facts.without_number())
+            }
+        };
         if let Err(error) = done {
             // What can't be taken back now is taken back by the next call.
-            let _ = self.take_away(&mut open, &[(cgroup.id, facts)], &mut |_| ());
+            let _ = self.take_away(&mut open, &[(cgroup.id, built)], &mut |_| ());
             return Err(error);
         }
         self.describe(&open.maps, cgroup.id, &facts)
@@ -125,18 +138,19 @@ impl Identities {
         new: &NewIdentity,
         cgroup: &Cgroup,
         netns: u64,
-    ) -> Result<(Facts, Prepared), Error> {
+    ) -> Result<(Planned, Prepared), Error> {
         let begun = Instant::now();
-        let facts = loop {
+        let planned = loop {
             match plan(&open.maps, new, cgroup, netns) {
                 Err(Error::Dying { .. }) if begun.elapsed() < PATIENCE => thread::sleep(PAUSE),
                 planned => break planned?,
             }
             self.repair_open(open)?;
         };
+        let facts = &planned.facts;
         let policy = Prepared::new(&facts.name, &new.policy)?;
         check_groups(&open.maps, facts.number, &facts.name, &new.policy)?;
-        Ok((facts, policy))
+        Ok((planned, policy))
     }
 
     /// Lets go of the programs if nobody has an identity: who was to have the first one may have been refused, or killed.
@@ -174,6 +188,21 @@ impl Identities {
             let loopback = interface::find(LOOPBACK)?;
             interface::add(loopback.0, IpAddr::V6(numbers::loopback6(facts.number)))?;
         }
+        self.activate(open, programs, cgroup, facts, watch)?;
+        watch("complete");
+        let complete = facts.record(record_state::COMPLETE)?;
+        open.maps.set_record(cgroup.id, &complete)
+    }
+
+    /// Attaches the programs to a cgroup, and has them work.
+    pub(crate) fn activate(
+        &self,
+        open: &mut Open,
+        programs: &Programs,
+        cgroup: &Cgroup,
+        facts: &Facts,
+        watch: &mut dyn FnMut(&'static str),
+    ) -> Result<(), Error> {
         watch("namespace");
         // Or has it run this build's, where a former one has attached its own.
         programs.renew_on_namespace(&self.maps_folder())?;
@@ -198,10 +227,7 @@ impl Identities {
             open.maps.set_has_receivers(true)?;
         }
         watch("activate");
-        open.maps.set_identity(cgroup.id, &facts.value())?;
-        watch("complete");
-        let complete = facts.record(record_state::COMPLETE)?;
-        open.maps.set_record(cgroup.id, &complete)
+        open.maps.set_identity(cgroup.id, &facts.value())
     }
 
     /// All identities. What a crash has left, and those whose cgroup is gone, are removed first, as far as they can be

@@ -27,7 +27,9 @@ mod receivers;
 mod record;
 mod removal;
 mod renew;
+mod snapshot;
 mod standing;
+mod takeover;
 
 pub use cgroup::Cgroup;
 pub use error::Error;

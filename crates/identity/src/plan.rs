@@ -18,6 +18,7 @@ use crate::{
     maps::Maps,
     numbers, policies,
     record::{Facts, instance_number, name_of},
+    takeover,
 };
 
 /// Addresses that are looked at beyond as many as are taken.
@@ -25,23 +26,41 @@ const CANDIDATES: usize = 1024;
 /// Bytes of an interface's name (`IFNAMSIZ` without its final zero).
 const INTERFACE_NAME_MAX: usize = 15;
 
+/// What is to be built.
+pub(crate) struct Planned {
+    pub(crate) facts: Facts,
+    /// The cgroup, gone, that the identity was of until now; none of one that is new.
+    pub(crate) former: Option<u64>,
+}
+
 /// Checks what was asked for against what is there, and chooses a number.
 pub(crate) fn plan(
     maps: &Maps,
     new: &NewIdentity,
     cgroup: &Cgroup,
     netns: u64,
-) -> Result<Facts, Error> {
+) -> Result<Planned, Error> {
     let records = maps.records()?;
-    let others: Vec<(u64, Facts)> = records
-        .iter()
-        .filter_map(|(cgroup, record)| Some((*cgroup, Facts::read(record)?)))
-        .collect();
     let name = match &new.name {
         Some(name) => name.clone(),
         None => name_of(&cgroup.path)?,
     };
+    let interface = interface::find(&new.interface).map(|index| index.0);
+    let found = interface
+        .as_ref()
+        .ok()
+        .and_then(|index| takeover::candidate(&records, new, &name, cgroup, *index));
+    let former = found.as_ref().map(|(id, _)| *id);
+    let others: Vec<(u64, Facts)> = records
+        .iter()
+        .filter_map(|(cgroup, record)| Some((*cgroup, Facts::read(record)?)))
+        .filter(|(id, facts)| facts.has_number() && Some(*id) != former)
+        .collect();
     check_others(&others, cgroup, name.as_str(), &new.addresses)?;
+    if let Some((_, mut facts)) = found {
+        facts.v6only = is_v6only();
+        return Ok(Planned { facts, former });
+    }
     let held = interface::addresses()?;
     let mut addresses = new.addresses.clone();
     choose(&mut addresses, &new.prefixes, &others, &held)?;
@@ -63,7 +82,7 @@ pub(crate) fn plan(
         .map(|(_, record)| record.word(Record::number()))
         .collect();
     let number = numbers::next(&used, maps.last_number()?).ok_or(Error::Full(used.len()))?;
-    Ok(Facts {
+    let facts = Facts {
         netns,
         number,
         name,
@@ -73,11 +92,12 @@ pub(crate) fn plan(
         has_loopback6: has_ipv6(),
         has_own_cgroup: new.own_cgroup,
         declared_by: new.declared_by.as_ref().map_or(0, instance_number),
-        interface: interface::find(&new.interface)?.0,
+        interface: interface?,
         allowed: new.allowed,
         tcp_only: new.tcp_only,
         v6only: is_v6only(),
-    })
+    };
+    Ok(Planned { facts, former })
 }
 
 /// Adds a free address of each prefix: one that neither an identity nor an interface of the host has.

@@ -50,6 +50,9 @@ pub struct NewIdentity {
     pub declared_by: Option<Name>,
 }
 
+/// No identity's.
+const NO_NUMBER: u32 = 0;
+
 /// The number of a daemon's instance in records; 0 is nobody's.
 #[must_use]
 pub fn instance_number(instance: &Name) -> u32 {
@@ -121,6 +124,22 @@ impl Facts {
         Needs {
             packets: !self.tcp_only,
             receivers: self.has_receivers(),
+        }
+    }
+
+    /// Whether addresses, policy and listeners are its own: not of a cgroup that the identity isn't of yet, or any more, which has what it
+    /// has by the number in its storage.
+    pub(crate) fn has_number(&self) -> bool {
+        self.number != NO_NUMBER
+    }
+
+    /// The same without what is there once for all cgroups of an identity.
+    pub(crate) fn without_number(&self) -> Self {
+        Self {
+            number: NO_NUMBER,
+            ours: vec![false; self.addresses.len()],
+            has_loopback6: false,
+            ..self.clone()
         }
     }
 
@@ -273,6 +292,11 @@ pub(crate) fn is_complete(record: &Record) -> bool {
     record.word(Record::state()) == record_state::COMPLETE
 }
 
+/// Whether a record is of a cgroup that an identity had before, and of which sockets are open.
+pub(crate) fn is_former(record: &Record) -> bool {
+    record.word(Record::state()) == record_state::FORMER
+}
+
 /// A name for the identity of a cgroup: that of its folder, without what systemd adds.
 pub(crate) fn name_of(cgroup: &Path) -> Result<Name, Error> {
     let text = cgroup.file_name().unwrap_or_default().to_string_lossy();
@@ -359,6 +383,16 @@ mod tests {
         assert_eq!((facts.has_receivers(), count(&facts)), (true, 3));
         facts.addresses.truncate(1);
         assert_eq!((facts.has_receivers(), count(&facts)), (false, 0));
+    }
+
+    #[test]
+    fn a_former_cgroup_has_nothing_that_is_to_be_taken_away() {
+        let former = facts().without_number();
+        assert!(facts().has_number() && !former.has_number());
+        assert!(!former.has_loopback6 && !former.ours.contains(&true));
+        assert_eq!((former.name, former.path), (facts().name, facts().path));
+        let record = facts().without_number().record(record_state::FORMER);
+        assert!(is_former(&record.unwrap()));
     }
 
     #[test]

@@ -4,17 +4,19 @@
 
 use std::{collections::BTreeSet, fs, net::IpAddr, path::Path};
 
+use sandwire_api::name::Name;
 use sandwire_kernel_net::netns;
 
 use crate::{
     Error, Identities, Identity,
-    abi::record_state,
+    abi::{Record, record_state},
     cgroup, connections,
     identities::{LOOPBACK, Open, is_meant},
     interface, loading,
     maps::{self, Maps},
     numbers, programs, receivers,
-    record::{Facts, is_complete},
+    record::Facts,
+    takeover,
 };
 
 /// What was found to be left over, and taken away.
@@ -66,12 +68,10 @@ impl Identities {
         let mut open = self.open()?.ok_or_else(missing)?;
         self.repair_open(&mut open)?;
         let records = open.maps.records()?;
-        let known = records
+        let mut known = records
             .iter()
             .filter_map(|(cgroup, record)| Some((*cgroup, Facts::read(record)?)));
-        let found = known
-            .into_iter()
-            .find(|(cgroup, facts)| is_wanted(*cgroup, facts));
+        let found = known.find(|(cgroup, facts)| facts.has_number() && is_wanted(*cgroup, facts));
         let (cgroup, facts) = found.ok_or_else(missing)?;
         self.count_connections([&facts])?;
         let last = self.describe(&open.maps, cgroup, &facts)?;
@@ -96,26 +96,31 @@ impl Identities {
     }
 
     pub(crate) fn repair_open(&self, open: &mut Open) -> Result<Repaired, Error> {
-        let here = netns::cookie()?;
+        takeover::finish(&mut open.maps)?;
+        let known = self.known(open)?;
+        // Of those that are complete; former cgroups with open sockets keep them.
+        let alive: BTreeSet<&Name> = known
+            .iter()
+            .filter(|known| known.is_alive && known.state != record_state::REMOVING)
+            .map(|known| &known.facts.name)
+            .collect();
+        let complete = known.iter().filter(|known| known.is_complete());
+        let standing: BTreeSet<Name> = complete
+            .filter(|known| alive.contains(&known.facts.name) && !known.is_abandoned())
+            .map(|known| known.facts.name.clone())
+            .collect();
         let mut kept = BTreeSet::new();
         let mut staying = Vec::new();
         let (mut leaving, mut were_complete) = (Vec::new(), Vec::new());
-        for (cgroup, record) in open.maps.records()? {
-            let Some(facts) = Facts::read(&record) else {
-                open.maps.delete_record(cgroup)?;
-                continue;
-            };
-            if facts.netns != here {
-                return Err(self.other_namespace());
-            }
-            let is_abandoned = || facts.has_own_cgroup && cgroup::is_abandoned(&facts.path, cgroup);
-            let has_ended = !open.maps.is_alive(cgroup)? || is_abandoned();
-            if is_complete(&record) && !has_ended {
-                kept.insert(cgroup);
-                staying.push(facts);
+        for known in known {
+            let is_standing = standing.contains(&known.facts.name);
+            let is_former = known.state == record_state::FORMER && known.is_alive;
+            if is_standing && (known.is_complete() || is_former) {
+                kept.insert(known.cgroup);
+                staying.push(known.facts);
             } else {
-                leaving.push((cgroup, facts));
-                were_complete.push(is_complete(&record));
+                were_complete.push(known.is_complete());
+                leaving.push((known.cgroup, known.facts));
             }
         }
         let mut repaired = Repaired::default();
@@ -130,6 +135,8 @@ impl Identities {
                     kept.insert(*cgroup);
                     repaired.failures.push(error.to_string());
                 }
+                // The identity goes on, or is told itself.
+                Ok(()) if !facts.has_number() => {}
                 Ok(()) if was_complete => repaired.ended.push(name),
                 Ok(()) => repaired.incomplete.push(name),
             }
@@ -138,6 +145,28 @@ impl Identities {
         open.maps.policies.repair()?;
         self.remove_strays(&kept)?;
         Ok(repaired)
+    }
+
+    /// What the records say, all of this network namespace. What can't be read is none of ours.
+    fn known(&self, open: &mut Open) -> Result<Vec<Known>, Error> {
+        let here = netns::cookie()?;
+        let mut known = Vec::new();
+        for (cgroup, record) in open.maps.records()? {
+            let Some(facts) = Facts::read(&record) else {
+                open.maps.delete_record(cgroup)?;
+                continue;
+            };
+            if facts.netns != here {
+                return Err(self.other_namespace());
+            }
+            known.push(Known {
+                cgroup,
+                state: record.word(Record::state()),
+                is_alive: open.maps.is_alive(cgroup)?,
+                facts,
+            });
+        }
+        Ok(known)
     }
 
     /// Folders of links that no record speaks of.
@@ -168,14 +197,16 @@ impl Identities {
         if leaving.is_empty() {
             return Ok(Vec::new());
         }
-        let mut removal = Removal::new(leaving, watch);
+        let formers = takeover::formers_of(&open.maps, leaving)?;
+        let all = [leaving, &formers].concat();
+        let mut removal = Removal::new(&all, watch);
         removal.deactivate(&mut open.maps);
         removal.clear_maps(&mut open.maps);
         removal.each("programs", |cgroup, _| {
             programs::detach(&self.links_folder(cgroup))
         });
         let listening = removal.find_listening(&open.maps);
-        removal.each("tally", |_, facts| open.maps.end_tally(facts.number));
+        removal.each_numbered("tally", |facts| open.maps.end_tally(facts.number));
         removal.take_off_addresses();
         removal.remove_own_cgroups();
         removal.forget_sockets(&self.maps_folder(), &listening);
@@ -189,7 +220,28 @@ impl Identities {
             connections::LOOKER.forget(&self.maps_folder())?;
             receivers::LOOKER.forget(&self.maps_folder())?;
         }
-        Ok(removal.outcomes())
+        let mut outcomes = removal.outcomes();
+        // What stays of former cgroups the next call takes away, and tells of.
+        outcomes.truncate(leaving.len());
+        Ok(outcomes)
+    }
+}
+
+/// A record, and whether its cgroup is there or has open sockets.
+struct Known {
+    cgroup: u64,
+    state: u32,
+    is_alive: bool,
+    facts: Facts,
+}
+
+impl Known {
+    fn is_complete(&self) -> bool {
+        self.state == record_state::COMPLETE
+    }
+
+    fn is_abandoned(&self) -> bool {
+        self.facts.has_own_cgroup && cgroup::is_abandoned(&self.facts.path, self.cgroup)
     }
 }
 
@@ -256,6 +308,23 @@ impl<'a> Removal<'a> {
         }
     }
 
+    /// Does a step of each that has a number: of others, that is another's still.
+    fn each_numbered(
+        &mut self,
+        step: &'static str,
+        mut act: impl FnMut(&Facts) -> Result<(), Error>,
+    ) {
+        for ((_, facts), failures) in self.leaving.iter().zip(&mut self.failures) {
+            if !facts.has_number() {
+                continue;
+            }
+            (self.watch)(step);
+            if let Err(error) = act(facts) {
+                failures.push(error.to_string());
+            }
+        }
+    }
+
     /// Does a step of all at once: if it fails, it fails for each.
     fn all(&mut self, step: &'static str, act: impl FnOnce(&[(u64, Facts)]) -> Result<(), Error>) {
         (self.watch)(step);
@@ -277,7 +346,7 @@ impl<'a> Removal<'a> {
     /// comes to be counted.
     fn find_listening(&mut self, maps: &Maps) -> BTreeSet<u32> {
         let mut listening = BTreeSet::new();
-        self.each("listening", |_, facts| {
+        self.each_numbered("listening", |facts| {
             if maps.may_listen(facts.number)? {
                 listening.insert(facts.number);
             }
@@ -294,16 +363,19 @@ impl<'a> Removal<'a> {
     }
 
     fn clear_maps(&mut self, maps: &mut Maps) {
-        self.each("owners", |_, facts| {
+        self.each_numbered("owners", |facts| {
             let addresses = facts.owners().into_iter().map(|(address, _)| address);
             maps.delete_owned(facts.number, addresses)
         });
         self.all("policies", |leaving| {
-            let numbers: Vec<u32> = leaving.iter().map(|(_, facts)| facts.number).collect();
+            let numbered = leaving.iter().filter(|(_, facts)| facts.has_number());
+            let numbers: Vec<u32> = numbered.map(|(_, facts)| facts.number).collect();
             maps.policies.remove(&numbers)
         });
         self.all("dialers", |leaving| {
-            let tcp_only = leaving.iter().filter(|(_, facts)| facts.tcp_only);
+            let tcp_only = leaving
+                .iter()
+                .filter(|(_, facts)| facts.tcp_only && facts.has_number());
             maps.forget_dialers(&tcp_only.map(|(_, facts)| facts.number).collect())
         });
     }

@@ -5,7 +5,7 @@ use crate::{
     loading::Programs,
     maps::Maps,
     receivers,
-    record::{Facts, is_complete},
+    record::{Facts, is_complete, is_former},
 };
 
 impl Identities {
@@ -20,7 +20,7 @@ impl Identities {
         };
         self.repair_open(&mut open)?;
         let mut records = open.maps.records()?;
-        records.retain(|(_, record)| is_complete(record));
+        records.retain(|(_, record)| is_complete(record) || is_former(record));
         if records.is_empty() {
             return Ok(0);
         }
@@ -49,13 +49,14 @@ impl Identities {
             let renewed = renewed.and_then(|()| renew_flags(&mut open.maps, *id, &facts));
             outcome = outcome.and(renewed);
         }
-        outcome.map(|()| records.len())
+        let identities = known.iter().filter(|facts| facts.has_number());
+        outcome.map(|()| identities.count())
     }
 }
 
 /// A former version didn't say of an identity that it has several addresses.
 fn renew_flags(maps: &mut Maps, cgroup: u64, facts: &Facts) -> Result<(), Error> {
-    if !facts.has_receivers() || !maps.is_alive(cgroup)? {
+    if !facts.has_number() || !facts.has_receivers() || !maps.is_alive(cgroup)? {
         return Ok(());
     }
     for (address, owner) in facts.owners() {

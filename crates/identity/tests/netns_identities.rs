@@ -310,12 +310,17 @@ fn a_cgroup_that_is_made_anew_has_its_identity_at_once() {
             let added = again().unwrap_or_else(|error| panic!("round {round}: {error}"));
             assert_eq!(added.state, State::Active);
         }
-        // While a socket of before is open, it can't be had; what to do is said.
+        // While a socket of before is open, what differs can't be had; what to do is said.
         let mut application = Application::start(Some(&cgroup), None);
         application.run("l = listen('0.0.0.0', 8080)");
         let parent = cgroup.parent().unwrap();
         fs::write(parent.join("cgroup.procs"), application.id().to_string()).unwrap();
-        let error = again().unwrap_err();
+        again().unwrap();
+        let mut other = new.clone();
+        other.addresses = stage::addresses(&["10.77.0.1", "10.77.0.9"]);
+        fs::remove_dir(&cgroup).unwrap();
+        fs::create_dir(&cgroup).unwrap();
+        let error = identities.add(&other).unwrap_err();
         let text = error.to_string();
         assert!(error.is_refusal(), "{text}");
         assert!(text.contains("sandwire identity remove web"), "{text}");

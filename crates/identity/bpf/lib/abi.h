@@ -294,6 +294,8 @@ enum record_state {
 	RECORD_COMPLETE = 2,
 	/* Being removed, or what is left of that. */
 	RECORD_REMOVING = 3,
+	/* Another cgroup has the identity now, and sockets of this one are open. */
+	RECORD_FORMER = 4,
 };
 
 enum record_flag {
