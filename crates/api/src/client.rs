@@ -34,6 +34,7 @@ use crate::{
     drop_reason::DropReasonText,
     error::{ApiError, ErrorCode},
     health::Health,
+    identity::ListedIdentity,
     lease::{AcquireLease, Lease, LeaseDetail, LeasePolicy, Released},
     name::Name,
     pool::{ChangePool, PolicySpec, Pool, PoolSpec},
@@ -325,6 +326,11 @@ impl Client {
     /// Traffic of all leases that the caller may see.
     pub async fn traffic(&self) -> Result<Vec<LeaseTraffic>, ClientError> {
         self.json(Call::new(Method::GET, "/v1/traffic")).await
+    }
+
+    /// The identities of the host, and those of the daemon's configuration that aren't there.
+    pub async fn identities(&self) -> Result<Vec<ListedIdentity>, ClientError> {
+        self.json(Call::new(Method::GET, "/v1/identities")).await
     }
 
     /// Why packets are dropped: every reason with its meaning.

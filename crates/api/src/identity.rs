@@ -6,7 +6,7 @@ use std::{
     path::PathBuf,
 };
 
-use ipnet::Ipv6Net;
+use ipnet::{IpNet, Ipv6Net};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -114,6 +114,43 @@ pub struct Identity {
     pub listeners: u64,
     /// What its sockets did.
     pub counters: Counters,
+}
+
+/// An identity that a daemon's configuration has and that isn't there: its cgroup isn't, or it can't be added, as `/healthz` says then.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct AwaitedIdentity {
+    /// Its name.
+    pub name: Name,
+    /// What tells it from an identity that is there.
+    pub state: Awaited,
+    /// Folder of its cgroup, as the configuration has it.
+    #[schema(value_type = String)]
+    pub cgroup: PathBuf,
+    /// Its addresses to be.
+    #[schema(value_type = Vec<String>)]
+    pub addresses: Vec<IpAddr>,
+    /// Prefixes of each of which it will have an address besides.
+    #[schema(value_type = Vec<String>)]
+    pub prefixes: Vec<IpNet>,
+}
+
+/// The state of one that isn't there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+#[schema(as = AwaitedState)]
+pub enum Awaited {
+    /// It is added as its cgroup comes.
+    Awaited,
+}
+
+/// One of a list: `state` says whether it is there.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(untagged)]
+pub enum ListedIdentity {
+    /// It is there.
+    Found(Identity),
+    /// The configuration has it.
+    Awaited(AwaitedIdentity),
 }
 
 /// Why something was refused.

@@ -68,10 +68,20 @@ enabled = true
 name = "web"
 cgroup = "/sys/fs/cgroup/web.slice"
 addresses = ["10.77.0.1"]
+[[identity]]
+name = "db"
+cgroup = "/sys/fs/cgroup/system.slice/db.service"
+addresses = ["10.77.0.2"]
 "#;
 
-/// A service in a slice of its own that is there before the daemon, as in docs/identity.md.
-const WITH_IDENTITY: [(&str, &str); 2] = [
+/// A service in a slice of its own that is there before the daemon, and one that waits for the identity of its own cgroup, as in
+/// docs/identity.md.
+const WITH_IDENTITY: [(&str, &str); 3] = [
+    (
+        "db.service",
+        "[Unit]\nAfter=sandwire.service\n[Service]\nType=exec\n\
+         ExecStartPre=+/usr/bin/sandwire identity show db --active --wait 60\nExecStart=/bin/busybox sleep 1000\n",
+    ),
     ("web.slice", "[Unit]\nBefore=sandwire.service\n"),
     (
         "web.service",
@@ -110,6 +120,15 @@ systemctl start web
 say identity "$(systemctl is-active web) $(/bin/ip -o address show dev lo | grep -c 10.77.0.1/32)"
 systemctl stop web
 say identity-stays "$(systemctl is-active web) $(sandwire identity show web | grep -c 'declared ')"
+db() { echo "$(systemctl is-active db) $(sandwire --json identity show db | tr -d ' \n' | grep -o '"state":"[a-z]*"')"; }
+cgroup() { sandwire --json identity show db | tr -d ' \n' | grep -o '"cgroup_id":[0-9]*'; }
+say awaited "$(sandwire identity list | grep -c '10.77.0.2 .*awaited')"
+systemctl start db
+say own-cgroup "$(db)"
+former=$(cgroup)
+systemctl restart db
+[ "$(cgroup)" = "$former" ] && say own-cgroup-anew no || say own-cgroup-anew "$(db)"
+systemctl stop db
 sandwire pool create web --size 2 --ipv4 10.64.0.0/24 --ipv6 fd00:c10e::/64 --wait
 sandwire acquire web one
 first=$(lease)
@@ -260,6 +279,9 @@ fn the_units_work_under_their_own_settings() {
         assert_eq!(check("new-privileges"), "1");
         assert_eq!(check("identity"), "active 1");
         assert_eq!(check("identity-stays"), "inactive 1");
+        assert_eq!(check("awaited"), "1");
+        assert_eq!(check("own-cgroup"), "active \"state\":\"active\"");
+        assert_eq!(check("own-cgroup-anew"), check("own-cgroup"));
         assert_eq!(check("lease").matches("clone_address").count(), 2);
         assert_eq!(check("tap"), "vmtap0:", "not seen by `ip netns exec`");
         assert_eq!(check("file"), "uplink0", "not seen by nsenter");

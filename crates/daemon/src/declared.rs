@@ -18,7 +18,11 @@ use std::{
     time::Duration,
 };
 
-use sandwire_api::{health::Problem, name::Name};
+use sandwire_api::{
+    health::Problem,
+    identity::{Awaited, AwaitedIdentity, Identity},
+    name::Name,
+};
 use sandwire_identity::{Cgroup, Error, Identities};
 use sandwire_kernel_net::folders::FolderWatch;
 use tokio::{
@@ -92,6 +96,22 @@ impl DeclaredIdentities {
             made: Arc::default(),
             stopping: AtomicBool::new(false),
         }
+    }
+
+    /// Those that aren't among these, as their cgroup isn't there, or as they can't be added.
+    pub(crate) fn awaited(&self, listed: &[Identity]) -> Vec<AwaitedIdentity> {
+        let declared = Arc::clone(&lock(&self.told).declared);
+        let is_listed = |name: &Name| listed.iter().any(|one| one.name == *name);
+        let awaited = declared.iter().filter(|one| !is_listed(&one.name));
+        awaited
+            .map(|one| AwaitedIdentity {
+                name: one.name.clone(),
+                state: Awaited::Awaited,
+                cgroup: one.new.cgroup.clone(),
+                addresses: one.new.addresses.clone(),
+                prefixes: one.new.prefixes.clone(),
+            })
+            .collect()
     }
 
     /// What is wrong with them.
@@ -295,17 +315,21 @@ impl Look<'_> {
                 }
             }
             Step::AwaitEnd(identity, former) => {
-                self.waits_for_an_end = true;
-                if self.has_waited {
-                    let name = &former.name;
-                    let reason = format!(
-                        "identity {name} of a cgroup that is gone is in the way until its last socket is closed; end \
-                         it with them, or at once: sandwire identity remove {name}"
-                    );
-                    self.fail_as_declared(&identity.name, &reason);
-                }
+                self.await_end(&identity.name, former.name.as_str());
             }
             Step::Tell(identity, reason) => self.fail_as_declared(&identity.name, &reason),
+        }
+    }
+
+    /// Tells what is in the way, once that has been there for longer than the kernel takes by itself.
+    fn await_end(&mut self, name: &Name, former: &str) {
+        self.waits_for_an_end = true;
+        if self.has_waited {
+            let reason = format!(
+                "identity {former} of a cgroup that is gone is in the way until its last socket is closed; end \
+                 it with them, or at once: sandwire identity remove {former}"
+            );
+            self.fail_as_declared(name, &reason);
         }
     }
 
@@ -324,6 +348,8 @@ impl Look<'_> {
                 let cgroup = identity.new.cgroup.display();
                 tracing::info!(identity = %name, %cgroup, "added an identity");
             }
+            // It can't go on in one more cgroup while sockets of so many before are open.
+            Err(Error::Dying { name: former, .. }) => self.await_end(name, &former),
             // It was there a moment ago.
             Err(Error::NoCgroup { .. }) => {}
             Err(error) => {

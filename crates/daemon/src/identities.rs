@@ -7,7 +7,11 @@
 
 use std::{collections::BTreeSet, path::Path, sync::Arc, time::Duration};
 
-use sandwire_api::{health::Problem, identity::Identity, name::Name};
+use sandwire_api::{
+    health::Problem,
+    identity::{Identity, ListedIdentity},
+    name::Name,
+};
 use sandwire_identity::{Error, FOLDER, Identities};
 use sandwire_slot::service::Slots;
 use tokio::{
@@ -72,9 +76,18 @@ impl HostIdentities {
         self.identities.clone()
     }
 
-    /// All of them; none where there never was one.
-    pub(crate) fn list(&self) -> Result<Vec<Identity>, Error> {
-        self.identities.list()
+    /// All of them as they are at this moment, whoever is changing them; none where there never was one.
+    pub(crate) fn snapshot(&self) -> Result<Vec<Identity>, Error> {
+        self.identities.snapshot()
+    }
+
+    /// The same, and those of the configuration that aren't there.
+    pub(crate) fn listed(&self) -> Result<Vec<ListedIdentity>, Error> {
+        let found = self.snapshot()?;
+        let awaited = self.declared.awaited(&found).into_iter();
+        let awaited = awaited.map(ListedIdentity::Awaited);
+        let found = found.into_iter().map(ListedIdentity::Found);
+        Ok(found.chain(awaited).collect())
     }
 
     /// Has those that are there run the programs of this version.
@@ -90,7 +103,7 @@ impl HostIdentities {
 
     /// Has published ports leave alone what is for the addresses of those that there are.
     pub(crate) fn spare(&self, slots: &Slots) {
-        let addresses = match self.list() {
+        let addresses = match self.identities.list() {
             Ok(listed) => {
                 let addresses = listed.into_iter().flat_map(|identity| identity.addresses);
                 addresses.collect()

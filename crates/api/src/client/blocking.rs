@@ -10,6 +10,7 @@ use crate::{
     attach::AttachedState,
     drop_reason::DropReasonText,
     health::Health,
+    identity::ListedIdentity,
     impairment::{Impairment, ImpairmentCleared, LeaseImpairment},
     lease::{AcquireLease, Lease, LeaseDetail, LeasePolicy, Released},
     name::Name,
@@ -81,6 +82,10 @@ impl Blocking {
 
     pub fn delete_pool(&self, name: &Name) -> Result<(), ClientError> {
         self.wait(self.client.delete_pool(name))
+    }
+
+    pub fn identities(&self) -> Result<Vec<ListedIdentity>, ClientError> {
+        self.wait(self.client.identities())
     }
 
     pub fn leases(&self) -> Result<Vec<Lease>, ClientError> {

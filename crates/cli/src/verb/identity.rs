@@ -1,14 +1,24 @@
 //! `sandwire identity`: addresses of their own for the sockets of a cgroup, without a namespace.
 //!
-//! No daemon is asked: what there is is in the kernel, and every call first repairs what a crash has left.
+//! What there is is in the kernel, and every call first repairs what a crash has left. A daemon is only asked what of its
+//! configuration isn't there.
 
 mod options;
 mod policy;
 
-use std::{net::IpAddr, path::PathBuf};
+use std::{
+    net::IpAddr,
+    path::PathBuf,
+    thread,
+    time::{Duration, Instant},
+};
 
 use clap::{Args, Subcommand};
-use sandwire_api::{error::ErrorCode, name::Name};
+use sandwire_api::{
+    error::ErrorCode,
+    identity::{AwaitedIdentity, ListedIdentity},
+    name::Name,
+};
 use sandwire_identity::{Error, Identities, Identity, State};
 use serde_json::json;
 
@@ -25,6 +35,9 @@ pub(crate) enum Verb {
     /// Give the sockets of a cgroup addresses of their own.
     Add(AddArguments),
     /// List identities, and remove those whose cgroup is gone.
+    #[command(
+        after_help = "A daemon that runs is asked for those of its configuration that wait for their cgroup (`awaited`)."
+    )]
     List(FolderArguments),
     /// Show an identity with what its sockets sent, received and were refused.
     Show(ShowArguments),
@@ -80,7 +93,16 @@ pub(crate) struct ShowArguments {
     /// Fail if its cgroup is gone, as before a service is started: a cgroup of the same path doesn't have this identity.
     #[arg(long)]
     active: bool,
+
+    /// Wait until it is there and its cgroup is, so long at most: a daemon whose configuration has it adds it as its cgroup is made.
+    #[arg(long, value_name = "SECONDS", requires = "active", value_parser = clap::value_parser!(u64).range(..=3600))]
+    wait: Option<u64>,
 }
+
+/// Between two looks of who waits.
+const PAUSE: Duration = Duration::from_millis(20);
+/// How long a daemon may take to say what it waits for: it may be stopped, and identities don't need it.
+const DAEMON_PATIENCE: Duration = Duration::from_secs(2);
 
 impl FolderArguments {
     /// The identities, for those who may see them.
@@ -133,21 +155,55 @@ fn list(context: &Context, arguments: &FolderArguments) -> Outcome {
     for reason in &repaired.failures {
         note(reason);
     }
-    let listed = identities.list().map_err(failure(OPERATION))?;
+    let found = identities.list().map_err(failure(OPERATION))?;
+    let listed = with_awaited(found, context);
     context.output.answer(&listed, |listed| {
-        listed.iter().map(line).collect::<String>()
+        let lines = listed.iter().map(|listed| match listed {
+            ListedIdentity::Found(identity) => line(identity),
+            ListedIdentity::Awaited(identity) => awaited_line(identity),
+        });
+        lines.collect::<String>()
     })
+}
+
+/// Identities, and those of a daemon's configuration that aren't there, if one runs that tells.
+fn with_awaited(found: Vec<Identity>, context: &Context) -> Vec<ListedIdentity> {
+    let told = context.client().with_timeout(DAEMON_PATIENCE).identities();
+    let awaited = told
+        .unwrap_or_default()
+        .into_iter()
+        .filter(|told| match told {
+            // It may have come meanwhile.
+            ListedIdentity::Awaited(told) => !found.iter().any(|one| one.name == told.name),
+            ListedIdentity::Found(_) => false,
+        });
+    let awaited: Vec<ListedIdentity> = awaited.collect();
+    let found = found.into_iter().map(ListedIdentity::Found);
+    found.chain(awaited).collect()
 }
 
 fn show(context: &Context, arguments: &ShowArguments) -> Outcome {
     let name = &arguments.one.name;
     let operation = format!("show identity {name}");
     let identities = arguments.one.folder.open(&operation)?;
+    if let Some(seconds) = arguments.wait {
+        wait_until_active(&identities, name, Duration::from_secs(seconds))
+            .map_err(failure(&operation))?;
+    }
     let shown = identities.show(name).map_err(failure(&operation))?;
     if arguments.active {
         require_active(&shown)?;
     }
     context.output.answer(&shown, text)
+}
+
+/// Returns when it is, or after so long.
+fn wait_until_active(identities: &Identities, name: &str, patience: Duration) -> Result<(), Error> {
+    let begun = Instant::now();
+    while !identities.is_active(name)? && begun.elapsed() < patience {
+        thread::sleep(PAUSE);
+    }
+    Ok(())
 }
 
 fn require_active(identity: &Identity) -> Result<(), Failure> {
@@ -203,6 +259,21 @@ fn line(identity: &Identity) -> String {
         list_of(&identity.addresses),
         identity.cgroup.display(),
         dying(identity),
+    )
+}
+
+fn awaited_line(identity: &AwaitedIdentity) -> String {
+    let prefixes = identity
+        .prefixes
+        .iter()
+        .map(|prefix| format!("one of {prefix}"));
+    let addresses = identity.addresses.iter().map(ToString::to_string);
+    let all: Vec<String> = addresses.chain(prefixes).collect();
+    format!(
+        "{}  {}  {}  (of a daemon's configuration; awaited)\n",
+        identity.name,
+        all.join(" "),
+        identity.cgroup.display(),
     )
 }
 

@@ -70,6 +70,7 @@ impl Declaring {
     fn listed(&self) -> Vec<(String, u64)> {
         let listed = self.daemon.call("GET", "/v1/identities", None).unwrap();
         let listed = listed.as_array().unwrap().iter();
+        let listed = listed.filter(|one| one["state"] != "awaited");
         let listed = listed.map(|one| {
             let name = one["name"].as_str().unwrap().to_owned();
             (name, one["cgroup_id"].as_u64().unwrap())
@@ -111,9 +112,26 @@ fn identities_of_the_configuration_come_and_go_with_their_cgroups_and_the_file()
             (host.names(), host.problems()),
             (vec!["hand".to_owned()], Vec::new())
         );
+        let awaited = serde_json::json!({
+            "name": "web", "state": "awaited", "cgroup": host.web.path(), "addresses": ["10.77.0.1"], "prefixes": [],
+        });
+        for listed in [
+            host.daemon.json("identity list").unwrap(),
+            host.daemon.call("GET", "/v1/identities", None).unwrap(),
+        ] {
+            assert_eq!((&listed[0]["name"], &listed[1]), (&"hand".into(), &awaited));
+        }
+        refused(&["show", "web", "--active", "--wait", "0"]);
 
-        // Its cgroup comes.
+        // Its cgroup comes, while somebody waits for it as before the first process of a service.
+        let waiting = std::thread::spawn(|| done(&["show", "web", "--active", "--wait", "600"]));
         host.web.make();
+        let shown = waiting.join().unwrap();
+        assert_eq!(
+            (&shown["name"], &shown["state"]),
+            (&"web".into(), &"active".into())
+        );
+        assert_eq!(seen(lab, host.web.path()), "Connection refused 10.77.0.1");
         until("it is added", || host.names() == ["hand", "web"]);
         assert_eq!(seen(lab, host.web.path()), "Connection refused 10.77.0.1");
         assert_eq!(done(&["show", "web"])["declared"], true);
@@ -198,7 +216,7 @@ fn identities_of_the_configuration_come_and_go_with_their_cgroups_and_the_file()
 
 #[test]
 #[ignore = "needs root: cargo xtask test netns"]
-fn an_identity_of_the_configuration_waits_until_the_sockets_of_its_last_cgroup_are_closed() {
+fn an_identity_of_the_configuration_goes_on_in_a_new_cgroup_while_old_sockets_are_open() {
     lab::run_within(DEADLINE, |lab| {
         lab.run("ip addr add 192.0.2.1/32 dev lo");
         let parent = Cgroup::create().unwrap();
@@ -213,11 +231,17 @@ fn an_identity_of_the_configuration_waits_until_the_sockets_of_its_last_cgroup_a
         let added = host.listed();
         assert_eq!(host.names(), ["web"], "before the daemon is ready");
 
-        // A command that stands, as by Ctrl-Z, holds up identities alone.
+        // A command that stands, as by Ctrl-Z, holds up identities alone, and nobody who looks at them.
         let held = fs::File::open("/sys/fs/bpf/sandwire-identity/v2").unwrap();
         held.lock().unwrap();
         host.daemon.kill().unwrap();
         host.daemon.restart().unwrap();
+        assert_eq!(host.listed(), added);
+        let metrics = host.daemon.http("GET", "/metrics", None).unwrap().body;
+        assert!(
+            metrics.contains("sandwire_identity_listeners{identity=\"web\"}"),
+            "{metrics}"
+        );
         drop(held);
 
         // Its sockets are those of the cgroup, where its process goes.
@@ -226,6 +250,31 @@ fn an_identity_of_the_configuration_waits_until_the_sockets_of_its_last_cgroup_a
         fs::write(format!("{}/cgroup.procs", parent.path()), process).unwrap();
         until("the last process is gone from it", || {
             fs::remove_dir(host.web.path()).is_ok()
+        });
+        host.web.make();
+        let shown = done(&["show", "web", "--active", "--wait", "600"]);
+        assert_eq!(
+            (&shown["state"], &shown["declared"]),
+            (&"active".into(), &true.into())
+        );
+        assert_eq!(seen(lab, host.web.path()), "Connection refused 10.77.0.1");
+        assert_ne!(host.listed(), added);
+        let links = || {
+            fs::read_dir("/sys/fs/bpf/sandwire-identity/v2/links")
+                .unwrap()
+                .count()
+        };
+        assert_eq!(links(), 2, "the sockets of before have lost their programs");
+        assert_eq!(host.problems(), [""; 0]);
+
+        // With other settings it can't go on.
+        let added = host.listed();
+        until("the last process is gone from it", || {
+            fs::remove_dir(host.web.path()).is_ok()
+        });
+        host.reload(lab, &host.web("10.77.0.2", ""));
+        until("the file is read", || {
+            host.daemon.log().contains("read the pools and identities")
         });
         host.web.make();
         until("it is told what is in the way", || {
@@ -240,7 +289,7 @@ fn an_identity_of_the_configuration_waits_until_the_sockets_of_its_last_cgroup_a
         until("it is added", || {
             host.names() == ["web"] && host.listed() != added
         });
-        assert_eq!(seen(lab, host.web.path()), "Connection refused 10.77.0.1");
+        assert_eq!(seen(lab, host.web.path()), "Connection refused 10.77.0.2");
         until("nothing is wrong", || host.problems().is_empty());
         assert_eq!(done(&["show", "web", "--active"])["state"], "active");
         host.reload(lab, "");

@@ -32,13 +32,13 @@ pub(super) enum Place {
 pub(super) enum Step<'a> {
     /// It isn't declared any more.
     Remove(&'a Standing),
-    /// Its cgroup is there, with this number.
+    /// Its cgroup is there, with this number. If there is one of a former cgroup, it goes on there.
     Add(&'a DeclaredIdentity, u64),
     /// It may reach what the configuration says now.
     SetPolicy(&'a DeclaredIdentity, &'a Standing),
     /// Its cgroup isn't there.
     Await(&'a DeclaredIdentity),
-    /// Its cgroup is there anew; sockets of the one before are still open.
+    /// Its cgroup is there anew; sockets of one before are still open, and that one was another or had other settings.
     AwaitEnd(&'a DeclaredIdentity, &'a Standing),
     /// It can't be as the configuration says, for this reason.
     Tell(&'a DeclaredIdentity, String),
@@ -109,6 +109,11 @@ fn look_at<'a>(
     if found.state == State::Dying {
         steps.push(match place {
             Place::Absent => Step::Await(identity),
+            Place::There { id, .. }
+                if is_ours && is_same && differences(identity, place, found).is_empty() =>
+            {
+                Step::Add(identity, *id)
+            }
             Place::There { .. } => Step::AwaitEnd(identity, found),
             Place::Unusable(reason) => Step::Tell(identity, reason.clone()),
         });

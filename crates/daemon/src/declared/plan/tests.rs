@@ -76,12 +76,22 @@ fn what_is_declared_is_added_as_its_cgroup_comes_and_comes_anew() {
         state: State::Dying,
         ..added()
     };
-    let rows: [(Place, &[Standing], &[&str]); 8] = [
+    let other = Standing {
+        tcp_only: true,
+        ..dying.clone()
+    };
+    let by_hand = Standing {
+        declared_by: 0,
+        ..dying.clone()
+    };
+    let rows: [(Place, &[Standing], &[&str]); 10] = [
         (Place::Absent, &[], &["await web"]),
         (there(1), &[], &["add web to 1"]),
         (there(1), &[added()], &[]),
         (there(2), &[], &["add web to 2"]),
-        (there(2), slice::from_ref(&dying), &["await web after 1"]),
+        (there(2), slice::from_ref(&dying), &["add web to 2"]),
+        (there(2), slice::from_ref(&other), &["await web after 1"]),
+        (there(2), slice::from_ref(&by_hand), &["await web after 1"]),
         (Place::Absent, slice::from_ref(&dying), &["await web"]),
         (
             Place::Unusable("of version 1".to_owned()),

@@ -11,7 +11,7 @@ use crate::identities::HostIdentities;
 
 /// Has their figures told, if there are any.
 pub(super) fn register(identities: &HostIdentities, registry: &mut Registry) {
-    match identities.list() {
+    match identities.snapshot() {
         Ok(listed) => tell(&listed, registry),
         Err(error) => tracing::warn!(%error, "no figures of identities"),
     }
