@@ -47,6 +47,7 @@ use crate::{
     senders::Quota,
     steering::{self, Claim, Entrance, SteeringError, Told},
     transport::{peer::Link, with_room},
+    unread::WIDE_CHANNELS,
 };
 
 /// How long it may take to tell others by QUIC that we end. Who doesn't hear it notices by our silence, later.
@@ -403,6 +404,8 @@ impl Base<'_> {
             flows: Fair::new(deliver::flows(&limits)),
             channels: Quota::new(deliver::CHANNELS_MAX),
             streams: Quota::new(deliver::streams_max(&limits)),
+            unread: Fair::new(deliver::unread(&limits)),
+            wide: Quota::new(WIDE_CHANNELS),
             ports: Ports::of_machine(),
             openings: Openings::new(limits.openings, self.metrics.clone()),
             limits,

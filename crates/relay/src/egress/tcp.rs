@@ -20,6 +20,9 @@ use crate::{
     wire::{Answer, Opening},
 };
 
+/// Why a connection has lost its room.
+const MOST: &str = "its sender had most, and others want some";
+
 /// Takes connections for ever.
 pub(crate) async fn serve(host: Arc<Host>, listener: TcpListener, place: u16) {
     let listener = match tokio::net::TcpListener::from_std(listener) {
@@ -87,7 +90,7 @@ async fn relay(host: &Host, stream: TcpStream, source: SocketAddr, place: u16) {
     let cut = async || {
         tokio::select! {
             reason = ticket.cut() => reason,
-            () = room.lost() => "its sender had most, and others want some".to_owned(),
+            () = room.lost() => MOST.to_owned(),
         }
     };
     let opening = Opening::Tcp {
@@ -97,9 +100,14 @@ async fn relay(host: &Host, stream: TcpStream, source: SocketAddr, place: u16) {
     };
     let opened = tokio::select! {
         opened = link.open(&opening) => opened,
-        reason = cut() => {
+        reason = ticket.cut() => {
             host.report.add_refused(&subject, "cut");
             return refuse(&reason);
+        }
+        () = room.lost() => {
+            host.metrics.connections_limited.add(1);
+            host.report.add_refused(&subject, Answer::TooMany.name());
+            return refuse(MOST);
         }
     };
     let secure = match opened {

@@ -33,7 +33,7 @@ fn is_closed(stream: &TcpStream) -> bool {
 }
 
 /// A figure of a relay.
-fn figure(stage: &Stage, relay: &str, name: &str) -> usize {
+pub(crate) fn figure(stage: &Stage, relay: &str, name: &str) -> usize {
     let metrics = stage.metrics(relay);
     let line = metrics.lines().find(|line| line.starts_with(name));
     let value = line.and_then(|line| line.strip_prefix(name)?.trim().parse().ok());
