@@ -8,9 +8,14 @@ use std::{
     time::Duration,
 };
 
+use sandwire_relay::wire::Opening;
 use sandwire_testlab::{host::serve_tcp, lab};
 
-use super::{DEADLINE, PATIENCE, bounds::figure, fetch};
+use super::{
+    DEADLINE, PATIENCE,
+    bounds::{PEER, client, endpoint, figure, with_tokio},
+    fetch,
+};
 use crate::stage::{MARKER, Stage, wait_for};
 
 const SILENT: u16 = 4021;
@@ -167,5 +172,46 @@ fn senders_that_do_not_read_have_a_bounded_part_of_the_host() {
         );
         is_bounded(&stage, "host", before, &slow);
         drop(silent);
+    });
+}
+
+/// A relay that isn't ours sends before it is answered, for destinations that never answer.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_host_has_no_more_held_than_the_window_of_its_channel_whatever_it_sends() {
+    lab::run_within(DEADLINE, |_| {
+        let mut stage = Stage::build("quic");
+        stage.limit("peer", "unread_bytes = 33554432\nconnect_seconds = 600");
+        stage.start_peer();
+        stage.in_peer("ip neighbour add 198.51.100.99 lladdr 02:00:00:00:00:99 dev far0");
+        let sent = with_tokio(async {
+            let endpoint = endpoint();
+            let connecting =
+                endpoint.connect_with(client(&stage), PEER.parse().unwrap(), "peer.example");
+            let connection = connecting.unwrap().await.unwrap();
+            let mut streams = Vec::new();
+            for _ in 0..CONNECTIONS {
+                let (mut writer, reader) = connection.open_bi().await.unwrap();
+                let opening = Opening::Tcp {
+                    sender: "lab".to_owned(),
+                    source: ([10, 64, 0, 2], 4000).into(),
+                    destination: ([198, 51, 100, 99], 7).into(),
+                };
+                writer.write_all(&opening.encode()).await.unwrap();
+                streams.push(reader);
+                tokio::spawn(async move { writer.write_all(&vec![0; 2 << 20]).await });
+            }
+            let mut before = 0;
+            loop {
+                tokio::time::sleep(Duration::from_secs(2)).await;
+                let sent = connection.stats().udp_tx.bytes;
+                // The window is 18 MiB.
+                if sent > 16 << 20 && sent - before < 100_000 {
+                    break sent;
+                }
+                before = sent;
+            }
+        });
+        assert!(sent < 32 << 20, "{sent} bytes");
     });
 }
