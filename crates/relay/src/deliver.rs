@@ -376,7 +376,12 @@ mod tests {
     use std::path::Path;
 
     use super::*;
-    use crate::{config::Config, privileges::DESCRIPTORS, room::Room};
+    use crate::{
+        config::Config,
+        egress,
+        privileges::{DESCRIPTORS, beside},
+        room::Room,
+    };
 
     const TEXT: &str = r#"
         [tls]
@@ -388,6 +393,19 @@ mod tests {
         clients = ["a.example"]
         allow = ["198.51.100.0/24"]
     "#;
+
+    #[test]
+    fn a_host_and_a_peer_in_one_process_have_descriptors_for_all_that_both_may_have() {
+        let limits = Config::parse(Path::new("relay.toml"), TEXT).unwrap().limits;
+        let descriptors = usize::try_from(DESCRIPTORS).unwrap();
+        let of_host = egress::descriptors(&limits);
+        let connections = connections(&limits, beside(descriptors, of_host)).all;
+        // Half of the usual range of ports is for datagrams.
+        let of_peer = 3 * connections + limits.openings + 14_116;
+        assert!(of_host + of_peer < descriptors, "{of_host} and {of_peer}");
+        assert!(connections > limits.connections_per_host);
+        assert_eq!(beside(1000, 5000), 250);
+    }
 
     #[test]
     fn hosts_that_take_what_they_may_leave_others_connections_and_the_relay_descriptors() {

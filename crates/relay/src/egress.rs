@@ -101,6 +101,11 @@ impl Host {
     }
 }
 
+/// Descriptors that the host's side takes if there is of everything what there may be: three for a connection in TLS.
+pub(crate) fn descriptors(limits: &Limits) -> usize {
+    3 * limits.connections + limits.openings + limits.answer_sockets
+}
+
 /// What this host's senders may have. There is no other host here.
 fn of_senders(per_sender: usize, all: usize) -> Bounds {
     Bounds {
