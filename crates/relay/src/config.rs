@@ -26,6 +26,8 @@ use crate::wire::NAME_BYTES_MAX;
 pub const DEFAULT_PATH: &str = "/etc/sandwire/relay.toml";
 /// Cgroups that may have a sender's name, each with a listening port of its own.
 pub const CGROUPS_MAX: usize = 64;
+/// Connections whose other end doesn't read that a relay has room for at least: one for each of two hosts.
+pub const UNREAD_PARTS_MIN: usize = 2;
 
 /// Why a file is no configuration.
 #[derive(Debug, thiserror::Error)]
@@ -106,6 +108,8 @@ pub struct Limits {
     pub openings: usize,
     /// Bytes that are buffered for each direction of a connection.
     pub buffer_bytes: usize,
+    /// Bytes that are held for all connections in QUIC whose other end doesn't read; by the machine's memory if it isn't said.
+    pub unread_bytes: Option<usize>,
     /// Bytes of datagrams that wait for a peer; further ones are dropped.
     pub datagram_queue_bytes: usize,
     /// Sockets that answer in the name of somebody else, kept for the next answer.
@@ -118,6 +122,14 @@ pub struct Limits {
     pub udp_idle: Duration,
     /// How long a connection may take to be made, to a peer and to a destination.
     pub connect: Duration,
+}
+
+impl Limits {
+    /// Bytes that may be held for one connection in QUIC whose other end doesn't read, with all that is around them.
+    #[must_use]
+    pub fn unread_part_bytes(&self) -> usize {
+        self.buffer_bytes.saturating_mul(16)
+    }
 }
 
 /// The host's side.

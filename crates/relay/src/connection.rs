@@ -8,6 +8,7 @@ use crate::{
     metrics::Metrics,
     pump::{self, Cut, Progress, Secure},
     report::{Report, Subject},
+    unread::Unread,
 };
 
 /// Who speaks in the clear with this relay.
@@ -25,6 +26,7 @@ pub(crate) struct Books<'a> {
     pub(crate) limits: &'a Limits,
     pub(crate) metrics: &'a Metrics,
     pub(crate) report: &'a Report,
+    pub(crate) unread: Unread<'a>,
 }
 
 /// A connection that is carried. It is written down when this goes, also when the relay ends.
@@ -55,13 +57,20 @@ impl Books<'_> {
             progress: Progress::new(),
             outcome: "cut",
         };
-        let carried = pump::carry(stream, secure, self.limits, &entry.progress, reason).await;
+        let waiting = self.unread.of(&subject.host, &subject.sender);
+        let ends = (stream, secure);
+        let carried = pump::carry(ends, waiting, self.limits, &entry.progress, reason).await;
         match carried {
             Ok(()) => entry.outcome = "closed",
             Err(reason) => {
                 let (sender, destination) = (&subject.sender, &subject.destination);
                 let host = (!subject.host.is_empty()).then_some(display(&subject.host));
                 match reason {
+                    Cut::Unread => {
+                        entry.outcome = "unread";
+                        self.metrics.cut_unread.add(1);
+                        tracing::info!(host, %sender, %destination, %reason, "a connection is cut");
+                    }
                     Cut::Unanswered(..) => {
                         tracing::info!(host, %sender, %destination, %reason, "a connection is cut");
                     }
@@ -85,7 +94,7 @@ impl Drop for Entry<'_> {
         };
         metrics.bytes_out.add(out);
         metrics.bytes_in.add(back);
-        if self.outcome == "cut" {
+        if self.outcome != "closed" {
             metrics.connections_cut.add(1);
         }
         self.books

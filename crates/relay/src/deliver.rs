@@ -5,6 +5,7 @@ mod tcp;
 mod udp;
 
 use std::{
+    future::pending,
     io,
     net::SocketAddr,
     sync::Arc,
@@ -37,6 +38,7 @@ use crate::{
         channel::{self, Incoming, Outgoing},
         end_when_silent, quic_chain, quic_transport, read_opening, socket_of,
     },
+    unread::{self, Unread},
     wire::{Answer, Opening},
 };
 
@@ -45,6 +47,9 @@ pub(crate) use self::ports::Ports;
 /// Channels for datagrams that a host may have, each with memory of its own. One is enough; who is killed again and again
 /// leaves some behind that haven't been missed yet.
 pub(crate) const CHANNELS_MAX: usize = 128;
+
+/// How often a channel looks whether it may have more room.
+const WIDE_PAUSE: Duration = Duration::from_secs(1);
 
 /// Streams of QUIC that a host may have: each is a TCP connection, one that is told that it is one too many, or one that
 /// hasn't begun.
@@ -71,6 +76,11 @@ pub(crate) fn flows(limits: &Limits) -> Bounds {
     }
 }
 
+/// Connections whose destination doesn't read.
+pub(crate) fn unread(limits: &Limits) -> Bounds {
+    unread::bounds(limits, unread::parts_of_host(limits))
+}
+
 /// What all connections need.
 pub(crate) struct Destination {
     /// Where it may deliver now, and for whom.
@@ -82,6 +92,9 @@ pub(crate) struct Destination {
     pub(crate) channels: Arc<Quota>,
     /// Streams of QUIC that each host has, from their first byte on: each has memory of its own before it is anything else.
     pub(crate) streams: Arc<Quota>,
+    pub(crate) unread: Rooms,
+    /// Channels of QUIC of each host in which there is room for all that may be unread.
+    pub(crate) wide: Arc<Quota>,
     pub(crate) ports: Ports,
     pub(crate) openings: Arc<Openings>,
     pub(crate) metrics: Arc<Metrics>,
@@ -99,6 +112,10 @@ impl Destination {
             limits: &self.limits,
             metrics: &self.metrics,
             report: &self.report,
+            unread: Unread {
+                of: &self.unread,
+                metrics: &self.metrics,
+            },
         }
     }
 
@@ -246,7 +263,7 @@ async fn take_quic(
     let credentials = destination.store.current()?;
     let mut config = quinn::ServerConfig::with_crypto(credentials.quic_server.clone());
     let streams = streams_max(&destination.limits);
-    let transport = quic_transport(&destination.limits, streams);
+    let transport = quic_transport(&destination.limits, streams, 0);
     config.transport_config(Arc::new(transport));
     let connecting = incoming
         .accept_with(Arc::new(config))
@@ -275,8 +292,26 @@ async fn take_quic(
         deliver_datagrams(destination, &caller, outgoing, incoming).await;
         connection.close(quinn::VarInt::from_u32(0), b"");
     };
-    tokio::join!(streams, datagrams);
+    tokio::select! {
+        _ = async { tokio::join!(streams, datagrams) } => {}
+        () = widen(destination, &caller, &connection) => {}
+    }
     Ok(())
+}
+
+/// Gives a channel room for all that a host may have unread, for as long as it lasts. A host that has such channels waits until one
+/// has ended: in any number of them it would have any number of bytes.
+async fn widen(destination: &Destination, caller: &Caller, connection: &quinn::Connection) {
+    let _share = loop {
+        match destination.wide.take(&caller.name) {
+            Some(share) => break share,
+            None => sleep(WIDE_PAUSE).await,
+        }
+    };
+    let limits = &destination.limits;
+    let window = unread::connection_window(limits, unread::parts_of_host(limits));
+    connection.set_receive_window(window);
+    pending().await
 }
 
 async fn accept_streams(
@@ -341,7 +376,12 @@ mod tests {
     use std::path::Path;
 
     use super::*;
-    use crate::{config::Config, privileges::DESCRIPTORS, room::Room};
+    use crate::{
+        config::Config,
+        egress,
+        privileges::{DESCRIPTORS, beside},
+        room::Room,
+    };
 
     const TEXT: &str = r#"
         [tls]
@@ -353,6 +393,19 @@ mod tests {
         clients = ["a.example"]
         allow = ["198.51.100.0/24"]
     "#;
+
+    #[test]
+    fn a_host_and_a_peer_in_one_process_have_descriptors_for_all_that_both_may_have() {
+        let limits = Config::parse(Path::new("relay.toml"), TEXT).unwrap().limits;
+        let descriptors = usize::try_from(DESCRIPTORS).unwrap();
+        let of_host = egress::descriptors(&limits);
+        let connections = connections(&limits, beside(descriptors, of_host)).all;
+        // Half of the usual range of ports is for datagrams.
+        let of_peer = 3 * connections + limits.openings + 14_116;
+        assert!(of_host + of_peer < descriptors, "{of_host} and {of_peer}");
+        assert!(connections > limits.connections_per_host);
+        assert_eq!(beside(1000, 5000), 250);
+    }
 
     #[test]
     fn hosts_that_take_what_they_may_leave_others_connections_and_the_relay_descriptors() {

@@ -22,6 +22,7 @@ use crate::{
     room::Rooms,
     senders::Senders,
     transport::peer::Link,
+    unread::{self, Unread},
 };
 
 /// What both protocols need.
@@ -37,6 +38,8 @@ pub(crate) struct Host {
     pub(crate) flows: Arc<Fair<udp::Pair>>,
     /// TCP connections of addresses of nobody that is known, until the daemon has been asked.
     pub(crate) unknown: Rooms,
+    /// Connections whose sender doesn't read.
+    unread: Rooms,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) report: Report,
 }
@@ -58,6 +61,7 @@ impl Host {
             )),
             flows: Fair::new(of_senders(limits.flows_per_sender, limits.flows)),
             unknown: Fair::new(of_senders(usize::MAX, limits.openings)),
+            unread: Fair::new(unread::bounds(&limits, usize::MAX)),
             egress: watch::Sender::new(egress.into()),
             limits,
             links,
@@ -89,8 +93,17 @@ impl Host {
             limits: &self.limits,
             metrics: &self.metrics,
             report: &self.report,
+            unread: Unread {
+                of: &self.unread,
+                metrics: &self.metrics,
+            },
         }
     }
+}
+
+/// Descriptors that the host's side takes if there is of everything what there may be: three for a connection in TLS.
+pub(crate) fn descriptors(limits: &Limits) -> usize {
+    3 * limits.connections + limits.openings + limits.answer_sockets
 }
 
 /// What this host's senders may have. There is no other host here.

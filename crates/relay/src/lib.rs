@@ -29,4 +29,5 @@ mod senders;
 pub mod service;
 pub mod steering;
 mod transport;
+mod unread;
 pub mod wire;

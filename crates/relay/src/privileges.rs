@@ -18,6 +18,11 @@ pub(crate) const KEPT: &[Kept] = &[
 /// Descriptors that are wanted: three or four for each connection.
 pub(crate) const DESCRIPTORS: u64 = 262_144;
 
+/// Of the descriptors that there are, those for a peer's side beside a host's side that takes so many: a quarter at least.
+pub(crate) fn beside(descriptors: usize, of_host: usize) -> usize {
+    descriptors.saturating_sub(of_host).max(descriptors / 4)
+}
+
 /// Descriptors that there may be.
 pub(crate) fn descriptors() -> usize {
     let most = getrlimit(Resource::Nofile).current;

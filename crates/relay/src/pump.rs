@@ -6,7 +6,7 @@
 
 use std::{
     fmt,
-    future::pending,
+    future::{pending, ready},
     io,
     os::fd::OwnedFd,
     pin::Pin,
@@ -21,7 +21,13 @@ use tokio::{
     time::sleep,
 };
 
-use crate::{config::Limits, credentials::Life, liveness::unanswered, transport::SecureTcp};
+use crate::{
+    config::Limits,
+    credentials::Life,
+    liveness::unanswered,
+    transport::SecureTcp,
+    unread::{Lost, Waiting},
+};
 
 /// The side that is in TLS.
 pub(crate) struct Secure {
@@ -136,6 +142,8 @@ fn finish(stream: &TcpStream) {
 pub(crate) enum Cut {
     /// This end has not answered for so long what was sent to it.
     Unanswered(&'static str, Duration),
+    /// Its end in the clear doesn't read, and there is no part for it of what is held for such.
+    Unread,
     /// Anything else.
     Other(String),
 }
@@ -150,8 +158,24 @@ impl fmt::Display for Cut {
                     "{end} has not acknowledged what was sent to it for {seconds} s"
                 )
             }
+            Self::Unread => formatter.write_str(
+                "its end in the clear doesn't read what waits for it, and its sender or host has most such connections: \
+                 `limits.unread_bytes` says what is held for them",
+            ),
             Self::Other(reason) => formatter.write_str(reason),
         }
+    }
+}
+
+impl From<io::Error> for Cut {
+    fn from(error: io::Error) -> Self {
+        Self::Other(error.to_string())
+    }
+}
+
+impl From<Lost> for Cut {
+    fn from(_: Lost) -> Self {
+        Self::Unread
     }
 }
 
@@ -205,8 +229,8 @@ impl Progress {
 /// # Errors
 /// Why it was cut.
 pub(crate) async fn carry(
-    plain: TcpStream,
-    mut secure: Secure,
+    (plain, mut secure): (TcpStream, Secure),
+    mut waiting: Waiting<'_>,
     limits: &Limits,
     progress: &Progress,
     reason: impl Future<Output = String>,
@@ -218,11 +242,16 @@ pub(crate) async fn carry(
         let both = async {
             tokio::try_join!(
                 seal(&plain, &mut secure.writer, buffer_bytes, progress),
-                open(&mut secure.reader, &plain, buffer_bytes, progress),
+                open(
+                    &mut secure.reader,
+                    (&plain, &mut waiting),
+                    buffer_bytes,
+                    progress
+                ),
             )
         };
         tokio::select! {
-            outcome = both => outcome.map(drop).map_err(|error| Cut::Other(error.to_string())),
+            outcome = both => outcome.map(drop),
             reason = life.end() => Err(Cut::Other(reason)),
             reason = reason => Err(Cut::Other(reason)),
             () = progress.idle(limits.tcp_idle) => {
@@ -270,18 +299,18 @@ async fn seal(
     to: &mut SecureWriter,
     buffer_bytes: usize,
     progress: &Progress,
-) -> io::Result<()> {
+) -> Result<(), Cut> {
     let mut buffer = vec![0; buffer_bytes];
     loop {
         let count = read(from, &mut buffer).await?;
         if count == 0 {
-            return to.shutdown().await;
+            return Ok(to.shutdown().await?);
         }
         let mut rest = &buffer[..count];
         while !rest.is_empty() {
             let written = to.write(rest).await?;
             if written == 0 {
-                return Err(io::ErrorKind::WriteZero.into());
+                return Err(io::Error::from(io::ErrorKind::WriteZero).into());
             }
             // Each time: of a whole buffer, who reads slowly may take a part in the time that silence may last.
             progress.note(&progress.from_plain, written);
@@ -293,18 +322,30 @@ async fn seal(
 
 async fn open(
     from: &mut SecureReader,
-    to: &TcpStream,
+    (to, waiting): (&TcpStream, &mut Waiting<'_>),
     buffer_bytes: usize,
     progress: &Progress,
-) -> io::Result<()> {
+) -> Result<(), Cut> {
     let mut buffer = vec![0; buffer_bytes];
     loop {
-        let count = from.read(&mut buffer).await?;
+        let count = tokio::select! {
+            biased;
+            count = from.read(&mut buffer) => count?,
+            () = ready(()), if waiting.has_part() => {
+                waiting.is_read();
+                from.read(&mut buffer).await?
+            }
+        };
         if count == 0 {
             let socket = rustix::net::shutdown(to, rustix::net::Shutdown::Write);
-            return socket.map_err(Into::into);
+            return Ok(socket.map_err(io::Error::from)?);
         }
-        write_all(to, &buffer[..count], progress).await?;
+        let waiting = match from {
+            SecureReader::Quic(_) => Some(&mut *waiting),
+            // What this relay holds of it doesn't depend on who reads.
+            SecureReader::Tls(_) => None,
+        };
+        write_all(to, &buffer[..count], waiting, progress).await?;
     }
 }
 
@@ -319,16 +360,24 @@ async fn read(from: &TcpStream, buffer: &mut [u8]) -> io::Result<usize> {
 }
 
 /// Writes to a stream in the clear that others use, too, and notes what it has taken as it does.
-async fn write_all(to: &TcpStream, mut bytes: &[u8], progress: &Progress) -> io::Result<()> {
+async fn write_all(
+    to: &TcpStream,
+    mut bytes: &[u8],
+    mut waiting: Option<&mut Waiting<'_>>,
+    progress: &Progress,
+) -> Result<(), Cut> {
     while !bytes.is_empty() {
         match to.try_write(bytes) {
-            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(0) => return Err(io::Error::from(io::ErrorKind::WriteZero).into()),
             Ok(count) => {
                 progress.note(&progress.to_plain, count);
                 bytes = &bytes[count..];
             }
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => to.writable().await?,
-            Err(error) => return Err(error),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => match &mut waiting {
+                Some(waiting) => waiting.until(to.writable()).await??,
+                None => to.writable().await?,
+            },
+            Err(error) => return Err(error.into()),
         }
     }
     Ok(())
@@ -385,7 +434,7 @@ mod tests {
         let progress = Progress::new();
         // More than the kernel keeps for who doesn't read.
         let bytes = vec![7; 64 << 20];
-        let mut writing = Box::pin(write_all(&plain, &bytes, &progress));
+        let mut writing = Box::pin(write_all(&plain, &bytes, None, &progress));
         timeout(LONG, &mut writing).await.unwrap_err();
         let (_, first) = progress.bytes();
         assert!(first > 0 && first < bytes.len() as u64, "{first}");

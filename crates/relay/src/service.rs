@@ -38,7 +38,7 @@ use crate::{
     config::{Config, Deliver, Egress},
     credentials::{self, CredentialsError, Store},
     deliver::{self, Destination, Ports},
-    egress::{Host, udp, udp::Flows},
+    egress::{self, Host, udp, udp::Flows},
     fair::Fair,
     metrics::{self, Metrics},
     openings::Openings,
@@ -47,6 +47,7 @@ use crate::{
     senders::Quota,
     steering::{self, Claim, Entrance, SteeringError, Told},
     transport::{peer::Link, with_room},
+    unread::WIDE_CHANNELS,
 };
 
 /// How long it may take to tell others by QUIC that we end. Who doesn't hear it notices by our silence, later.
@@ -180,11 +181,28 @@ fn run_steered(
         .enable_all()
         .build()
         .map_err(failed("start threads"))?;
+    warn_of_descriptors(config);
     let outcome = runtime.block_on(serve((config, path), sockets, steered, metrics, report));
     // Whatever is still open is reset, and reported as cut.
     runtime.shutdown_timeout(Duration::from_secs(1));
     writer.finish(LAST_LINES);
     outcome
+}
+
+/// Says so if the host's side may want more descriptors than there are.
+fn warn_of_descriptors(config: &Config) {
+    let there_are = privileges::descriptors();
+    let for_peer = config.deliver.as_ref().map_or(0, |_| there_are / 4);
+    let wanted = egress::descriptors(&config.limits);
+    if config.egress.is_some() && wanted > there_are - for_peer {
+        tracing::warn!(
+            wanted,
+            there_are,
+            for_peer,
+            "there are fewer descriptors than connections may take: those beyond wait to be taken, whoever's they are; \
+             lower `limits.connections`, or raise the process's limit (`LimitNOFILE=`)"
+        );
+    }
 }
 
 /// Has what is redirected come here, before anything can fail that has to do with the relay's other work.
@@ -390,6 +408,14 @@ struct Base<'a> {
 }
 
 impl Base<'_> {
+    /// Descriptors for the peer's side.
+    fn descriptors(&self) -> usize {
+        let there_are = privileges::descriptors();
+        let has_host = self.config.egress.is_some();
+        let of_host = has_host.then(|| egress::descriptors(&self.config.limits));
+        privileges::beside(there_are, of_host.unwrap_or(0))
+    }
+
     fn start_deliver(
         &self,
         deliver: &Deliver,
@@ -399,10 +425,12 @@ impl Base<'_> {
         let limits = self.config.limits.clone();
         let destination = Arc::new(Destination {
             deliver: watch::Sender::new(Arc::new(deliver.clone())),
-            connections: Fair::new(deliver::connections(&limits, privileges::descriptors())),
+            connections: Fair::new(deliver::connections(&limits, self.descriptors())),
             flows: Fair::new(deliver::flows(&limits)),
             channels: Quota::new(deliver::CHANNELS_MAX),
             streams: Quota::new(deliver::streams_max(&limits)),
+            unread: Fair::new(deliver::unread(&limits)),
+            wide: Quota::new(WIDE_CHANNELS),
             ports: Ports::of_machine(),
             openings: Openings::new(limits.openings, self.metrics.clone()),
             limits,

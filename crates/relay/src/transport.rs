@@ -24,6 +24,7 @@ use crate::{
     config::{Limits, Peer},
     credentials::{CredentialsError, Life, Store},
     liveness::end_when_gone,
+    unread,
     wire::{Malformed, OPENING_BYTES_MAX, Opening},
 };
 
@@ -185,8 +186,9 @@ pub(crate) async fn connect_quic(
     let credentials = store.current()?;
     let address = peer.address;
     let mut config = quinn::ClientConfig::new(credentials.quic_client.clone());
-    // Nothing here takes streams of a peer.
-    config.transport_config(Arc::new(quic_transport(limits, 0)));
+    // Nothing here takes streams of a peer, and nobody else has a part of what is held.
+    let transport = quic_transport(limits, 0, unread::parts(limits));
+    config.transport_config(Arc::new(transport));
     let connecting = endpoint
         .connect_with(config, address, &peer.server_name.to_str())
         .map_err(quic_error("make a QUIC connection to", address))?;
@@ -207,20 +209,21 @@ pub(crate) fn quic_chain(connection: &quinn::Connection) -> Vec<CertificateDer<'
         .map_or_else(Vec::new, |chain| *chain)
 }
 
-/// How QUIC behaves on both sides. The other one may have so many streams at once.
-pub(crate) fn quic_transport(limits: &Limits, streams: usize) -> TransportConfig {
+/// How QUIC behaves on both sides. The other one may have so many streams at once, of which so many have a part of what is held
+/// for who doesn't read.
+pub(crate) fn quic_transport(limits: &Limits, streams: usize, parts: usize) -> TransportConfig {
     let mut transport = TransportConfig::default();
     let streams = u32::try_from(streams.min(QUIC_STREAMS_MAX)).unwrap_or(u32::MAX);
-    let window = u32::try_from(limits.buffer_bytes.saturating_mul(8)).unwrap_or(u32::MAX);
+    let window = unread::stream_window(limits);
     transport
         .max_idle_timeout(QUIC_IDLE.try_into().ok())
         .keep_alive_interval(Some(QUIC_KEEP_ALIVE))
         .max_concurrent_bidi_streams(VarInt::from_u32(streams))
         .max_concurrent_uni_streams(VarInt::from_u32(0))
-        .stream_receive_window(VarInt::from_u32(window))
+        .stream_receive_window(window)
         // All senders share one connection: who doesn't read may hold up nobody but itself.
-        .receive_window(VarInt::MAX)
-        .send_window(u64::from(window) * 4)
+        .receive_window(unread::connection_window(limits, parts))
+        .send_window(window.into_inner() * unread::MOVING as u64)
         .datagram_receive_buffer_size(Some(limits.datagram_queue_bytes))
         .datagram_send_buffer_size(limits.datagram_queue_bytes)
         .congestion_controller_factory(Arc::new(congestion::CubicConfig::default()));

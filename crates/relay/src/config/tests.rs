@@ -130,6 +130,10 @@ fn errors_name_the_key() {
             "limits.buffer_bytes",
         ),
         (
+            HOST.replace("[egress]", "[limits]\nunread_bytes = 8388607\n[egress]"),
+            "limits.unread_bytes: with that `buffer_bytes` it is 8388608 at least",
+        ),
+        (
             HOST.replace("[egress]\ndaemon = \"/run/sandwire/daemon.sock\"\n", ""),
             "add a section [egress]",
         ),

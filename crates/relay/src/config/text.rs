@@ -13,7 +13,7 @@ use serde::Deserialize;
 
 use super::{
     CGROUPS_MAX, Config, ConfigError, Deliver, Egress, Limits, Origin, Peer, PortRange, Protocol,
-    Redirect, Sender, TlsFiles, Transport, is_name,
+    Redirect, Sender, TlsFiles, Transport, UNREAD_PARTS_MIN, is_name,
 };
 
 #[derive(Deserialize)]
@@ -53,6 +53,7 @@ struct LimitsText {
     flows_per_host: Option<usize>,
     openings: Option<usize>,
     buffer_bytes: Option<usize>,
+    unread_bytes: Option<usize>,
     datagram_queue_bytes: Option<usize>,
     answer_sockets: Option<usize>,
     tcp_idle_seconds: Option<u64>,
@@ -168,6 +169,18 @@ impl Checker<'_> {
     }
 
     fn limits(&self, text: &LimitsText) -> Result<Limits, ConfigError> {
+        let limits = self.each_limit(text)?;
+        let part = limits.unread_part_bytes();
+        let least = UNREAD_PARTS_MIN * part;
+        if limits.unread_bytes.is_some_and(|bytes| bytes < least) {
+            let reason =
+                format!("with that `buffer_bytes` it is {least} at least: {part} for a connection");
+            return Err(self.error("limits.unread_bytes", reason));
+        }
+        Ok(limits)
+    }
+
+    fn each_limit(&self, text: &LimitsText) -> Result<Limits, ConfigError> {
         let bounded = |key: &str, given: Option<usize>, usual: usize, least: usize, most: usize| {
             let value = given.unwrap_or(usual);
             if (least..=most).contains(&value) {
@@ -206,6 +219,7 @@ impl Checker<'_> {
             flows_per_host: bounded("flows_per_host", text.flows_per_host, 32_768, 1, million)?,
             openings: bounded("openings", text.openings, 4096, 1, million)?,
             buffer_bytes: bounded("buffer_bytes", text.buffer_bytes, 256 << 10, 4096, 64 << 20)?,
+            unread_bytes: text.unread_bytes,
             datagram_queue_bytes: bounded(
                 "datagram_queue_bytes",
                 text.datagram_queue_bytes,

@@ -113,7 +113,10 @@ async fn connect(here: &Destination, subject: &Subject) -> Result<(TcpStream, Ro
     let connecting = timeout(here.limits.connect, TcpStream::connect(destination));
     let connected = tokio::select! {
         connected = connecting => connected,
-        () = room.lost() => return Err(Answer::TooMany),
+        () = room.lost() => {
+            here.metrics.connections_limited.add(1);
+            return Err(Answer::TooMany);
+        }
     };
     let stream = connected
         .map_err(|_| Answer::TimedOut)?

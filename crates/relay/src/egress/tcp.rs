@@ -8,17 +8,20 @@ use std::{
 
 use tokio::{net::TcpStream, time::sleep};
 
-use super::Host;
+use super::{Host, carried::Ticket};
 use crate::{
     config::Protocol,
     connection::Plain,
     liveness::end_when_gone,
-    pump::prepare,
+    pump::{Secure, prepare},
     report::Subject,
     room::Room,
     seldom::Seldom,
     wire::{Answer, Opening},
 };
+
+/// Why a connection has lost its room.
+const MOST: &str = "its sender had most, and others want some";
 
 /// Takes connections for ever.
 pub(crate) async fn serve(host: Arc<Host>, listener: TcpListener, place: u16) {
@@ -69,7 +72,6 @@ async fn relay(host: &Host, stream: TcpStream, source: SocketAddr, place: u16) {
         Ok(sender) => sender,
         Err(reason) => return refuse(reason),
     };
-    let link = &host.links[ticket.via];
     let subject = Subject {
         protocol: Protocol::Tcp,
         host: "".into(),
@@ -87,7 +89,7 @@ async fn relay(host: &Host, stream: TcpStream, source: SocketAddr, place: u16) {
     let cut = async || {
         tokio::select! {
             reason = ticket.cut() => reason,
-            () = room.lost() => "its sender had most, and others want some".to_owned(),
+            () = room.lost() => MOST.to_owned(),
         }
     };
     let opening = Opening::Tcp {
@@ -95,27 +97,42 @@ async fn relay(host: &Host, stream: TcpStream, source: SocketAddr, place: u16) {
         source,
         destination,
     };
-    let opened = tokio::select! {
-        opened = link.open(&opening) => opened,
-        reason = cut() => {
-            host.report.add_refused(&subject, "cut");
+    let secure = match open(host, (&ticket, &room), &subject, &opening).await {
+        Ok(secure) => secure,
+        Err((outcome, reason)) => {
+            host.report.add_refused(&subject, outcome);
             return refuse(&reason);
-        }
-    };
-    let secure = match opened {
-        Ok((secure, Answer::Connected)) => secure,
-        Ok((_, answer)) => {
-            host.report.add_refused(&subject, answer.name());
-            return refuse(answer.name());
-        }
-        Err(error) => {
-            tracing::warn!(%sender, %destination, peer = %link.peer.name, %error, "a connection can't be relayed");
-            host.report.add_refused(&subject, "peer_away");
-            return refuse("the peer is away");
         }
     };
     let plain = (Plain::Sender, stream);
     host.books().carry(&subject, plain, secure, cut()).await;
+}
+
+/// Opens a stream to the peer, unless the connection has to end before; else what is reported of it, and why.
+async fn open(
+    host: &Host,
+    (ticket, room): (&Ticket<'_>, &Room),
+    subject: &Subject,
+    opening: &Opening,
+) -> Result<Secure, (&'static str, String)> {
+    let link = &host.links[ticket.via];
+    let opened = tokio::select! {
+        opened = link.open(opening) => opened,
+        reason = ticket.cut() => return Err(("cut", reason)),
+        () = room.lost() => {
+            host.metrics.connections_limited.add(1);
+            return Err((Answer::TooMany.name(), MOST.to_owned()));
+        }
+    };
+    match opened {
+        Ok((secure, Answer::Connected)) => Ok(secure),
+        Ok((_, answer)) => Err((answer.name(), answer.name().to_owned())),
+        Err(error) => {
+            let (sender, destination) = (&subject.sender, &subject.destination);
+            tracing::warn!(%sender, %destination, peer = %link.peer.name, %error, "a connection can't be relayed");
+            Err(("peer_away", "the peer is away".to_owned()))
+        }
+    }
 }
 
 /// Whose a connection is, or why it is refused.

@@ -339,7 +339,7 @@ mod tests {
     fn miser(store: &Store) -> (quinn::Endpoint, watch::Receiver<bool>) {
         let mut config =
             quinn::ServerConfig::with_crypto(store.current().unwrap().quic_server.clone());
-        let transport = crate::transport::quic_transport(&limits(), 0);
+        let transport = crate::transport::quic_transport(&limits(), 0, 0);
         config.transport_config(Arc::new(transport));
         let endpoint = quinn::Endpoint::server(config, "127.0.0.1:0".parse().unwrap()).unwrap();
         let (has_opened, opened) = watch::channel(false);
@@ -379,7 +379,7 @@ mod tests {
     fn mute(store: &Store) -> (quinn::Endpoint, JoinSet<String>, Arc<Notify>) {
         let mut config =
             quinn::ServerConfig::with_crypto(store.current().unwrap().quic_server.clone());
-        let transport = crate::transport::quic_transport(&limits(), 8);
+        let transport = crate::transport::quic_transport(&limits(), 8, 0);
         config.transport_config(Arc::new(transport));
         let endpoint = quinn::Endpoint::server(config, "127.0.0.1:0".parse().unwrap()).unwrap();
         let (taking, mut ends, asked) =

@@ -19,7 +19,7 @@ use sandwire_testlab::{host::serve_tcp, lab};
 use super::{DEADLINE, PATIENCE, fetch};
 use crate::stage::{MARKER, Stage, wait_for};
 
-const PEER: &str = "203.0.113.9:4433";
+pub(crate) const PEER: &str = "203.0.113.9:4433";
 /// Connections that nobody goes on with, and the room that there is for them.
 const IDLE: usize = 64;
 const ROOM: usize = 8;
@@ -33,7 +33,7 @@ fn is_closed(stream: &TcpStream) -> bool {
 }
 
 /// A figure of a relay.
-fn figure(stage: &Stage, relay: &str, name: &str) -> usize {
+pub(crate) fn figure(stage: &Stage, relay: &str, name: &str) -> usize {
     let metrics = stage.metrics(relay);
     let line = metrics.lines().find(|line| line.starts_with(name));
     let value = line.and_then(|line| line.strip_prefix(name)?.trim().parse().ok());
@@ -59,7 +59,7 @@ fn connections_that_never_begin_give_way_to_newer_ones() {
     });
 }
 
-fn client(stage: &Stage) -> quinn::ClientConfig {
+pub(crate) fn client(stage: &Stage) -> quinn::ClientConfig {
     let certificates = |file: &str| -> Vec<CertificateDer<'static>> {
         let found: Result<_, _> = CertificateDer::pem_slice_iter(&stage.read(file)).collect();
         found.unwrap()
@@ -82,13 +82,13 @@ fn client(stage: &Stage) -> quinn::ClientConfig {
     config
 }
 
-fn endpoint() -> quinn::Endpoint {
+pub(crate) fn endpoint() -> quinn::Endpoint {
     let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
     let runtime = Arc::new(quinn::TokioRuntime);
     quinn::Endpoint::new(quinn::EndpointConfig::default(), None, socket, runtime).unwrap()
 }
 
-fn with_tokio<T>(work: impl Future<Output = T>) -> T {
+pub(crate) fn with_tokio<T>(work: impl Future<Output = T>) -> T {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build();

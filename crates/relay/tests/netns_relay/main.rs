@@ -12,6 +12,7 @@ mod processes;
 mod reload;
 mod stage;
 mod strangers;
+mod unread;
 
 use std::{
     io::{ErrorKind, Read, Write},
