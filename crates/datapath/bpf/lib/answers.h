@@ -222,21 +222,24 @@ static __always_inline int answer_key_of(frame *f, const struct packet *p, struc
 __noinline int find_answer(frame *f, const struct packet *p, __u32 nic, __u64 now, __u32 denied)
 {
 	struct answer_key key = {.nic = nic};
-	struct answer_value value = {.lease = lease_of(nic)}, *known;
+	__u32 lease = lease_of(nic), via;
+	struct answer_value *known;
 
 	if (!p || !answer_key_of(f, p, &key))
 		return 0;
 	known = known_answer(&key);
-	if (!known || !is_alive(known, value.lease, key.protocol, now))
+	if (!known || !is_alive(known, lease, key.protocol, now))
 		return 0;
 	/* Who may have been called must not go on when that is denied. */
 	if (denied && known->own)
 		return 0;
 	if (p->fragment == FRAGMENT_LATER && known->fragment != fragment_rest(p))
 		return 0;
-	value.via = known->via;
+	via = known->via;
 	if (p->fragment == FRAGMENT_FIRST) {
-		value.seen = now;
+		/* In here, and the quote of an error in a block of its own: they have one place. Stack is scarce. */
+		struct answer_value value = {.seen = now, .lease = lease, .via = via};
+
 		key.protocol = p->protocol;
 		key.peer_port = 0;
 		key.guest_port = 0;
@@ -244,7 +247,7 @@ __noinline int find_answer(frame *f, const struct packet *p, __u32 nic, __u64 no
 		value.fragment = fragment_rest(p);
 		enter_answer(&key, &value, now);
 	}
-	return value.via;
+	return via;
 }
 
 #endif
