@@ -111,18 +111,9 @@ static __always_inline struct answer_value *known_answer(const struct answer_key
 
 static __always_inline int is_within_share(__u32 nic, __u64 now)
 {
-	__u64 window = now >> ANSWER_SHARE_SHIFT << 32;
 	__u64 *share = bpf_map_lookup_elem(&answer_shares, &nic);
 
-	if (!share)
-		return 0;
-	/* Two processors at the turn may count a few too few. */
-	if ((READ_ONCE(*share) ^ window) >> 32)
-		*share = window;
-	if ((__u32)READ_ONCE(*share) >= answers_share)
-		return 0;
-	__sync_fetch_and_add(share, 1);
-	return 1;
+	return share && is_within(share, now >> ANSWER_SHARE_SHIFT, answers_share);
 }
 
 /* Whoever is called by very many, or has very many answer it, must not push out what others are to answer. */
