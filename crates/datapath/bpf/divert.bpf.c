@@ -4,10 +4,11 @@
  *   interface, ingress: divert_ingress -> TAP -> process -> TAP: return_ingress -> ingress of the interface again
  *   interface, egress:  divert_egress  -> TAP -> process -> TAP: return_egress  -> egress of the interface again
  *
- * A packet that comes back is told from one that comes first by tc_index. It stays with the packet from program to
- * program inside a namespace, and neither sockets nor netfilter can set it: so no packet passes by claiming to have
- * been there, and the marks of others are left alone. Each of the four programs on its way takes it off or replaces
- * it, so that nobody after us sees it.
+ * A packet that comes back is told from one that comes first by tc_index, which stays with the packet from program to
+ * program, and by a number that nobody knows, which it has for a hash. Neither sockets nor netfilter can set either, and
+ * nobody without eBPF both: whoever has the other end of a veth can choose tc_index there (a filter's class), but not the
+ * hash. So no packet passes by claiming to have been there, and the marks of others are left alone. Each of the four
+ * programs on its way takes them off or replaces them, so that nobody after us sees them.
  *
  * A TAP goes with its process. Whether it is there is asked of the kernel for each packet, so that what happens when
  * the process dies takes nobody to notice it. */
@@ -56,7 +57,7 @@ enum protocol {
 struct direction {
 	/* Number of the TAP in the low half, flags in the high one: read and written as one. */
 	__u64 way;
-	/* Number of the interface. */
+	/* Number of the interface in the low half, the hash of what comes back in the high one. */
 	__u64 interface;
 	__u64 diverted;
 	__u64 returned;
@@ -176,19 +177,27 @@ static __always_inline int is_empty(const struct direction *direction)
 	return diverted - returned == direction->lost;
 }
 
+static __always_inline int has_returned(const struct __sk_buff *skb,
+					const struct direction *direction)
+{
+	return skb->tc_index == RETURNED &&
+	       skb->hash == *(volatile __u64 *)&direction->interface >> 32;
+}
+
 static __always_inline int divert(struct __sk_buff *skb, __u32 key)
 {
 	struct direction *direction;
 	__u32 tap, flags, mtu = 0;
 	__u64 way, packets;
 
-	if (skb->tc_index == RETURNED) {
-		skb->tc_index = 0;
-		return TC_ACT_UNSPEC;
-	}
 	direction = find(key);
 	if (!direction)
 		return TC_ACT_UNSPEC;
+	if (has_returned(skb, direction)) {
+		skb->tc_index = 0;
+		bpf_set_hash_invalid(skb);
+		return TC_ACT_UNSPEC;
+	}
 	way = *(volatile __u64 *)&direction->way;
 	tap = (__u32)way;
 	flags = way >> 32;
@@ -241,12 +250,15 @@ int divert_admit(struct __sk_buff *skb)
 static __always_inline int come_back(struct __sk_buff *skb, __u32 key, __u64 flags)
 {
 	struct direction *direction = find(key);
+	__u64 interface;
 
 	if (!direction)
 		return TC_ACT_SHOT;
 	__sync_fetch_and_add(&direction->returned, 1);
+	interface = *(volatile __u64 *)&direction->interface;
 	skb->tc_index = RETURNED;
-	return bpf_redirect((__u32)direction->interface, flags);
+	bpf_set_hash(skb, interface >> 32);
+	return bpf_redirect((__u32)interface, flags);
 }
 
 /* Ingress of the TAP for what the interface receives. */

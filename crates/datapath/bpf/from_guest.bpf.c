@@ -181,6 +181,7 @@ static __always_inline void renew(struct __sk_buff *skb, struct packet *p, __u32
 	c->fresh = rarely(!holds || (d->verdict == VERDICT_SANDBOX && !decided_target(d)));
 	if (!c->fresh)
 		return;
+	begin_decision(p, index, d);
 	decide(skb, p, index, c->now, d);
 	if (!rarely(p->has_new_hop))
 		return;

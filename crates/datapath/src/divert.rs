@@ -9,6 +9,7 @@
 
 use std::{
     fmt, fs,
+    hash::{BuildHasher as _, Hasher as _, RandomState},
     mem::offset_of,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     path::{Path, PathBuf},
@@ -66,6 +67,9 @@ static OBJECT: Object = Object {
     name: "divert",
     bytes: aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/divert.o")),
 };
+
+/// The half of `interface` that holds what packets that come back have for a hash. Zero stands for none.
+const SECRET: u64 = !0 << 32;
 
 /// One direction as `struct direction` has it.
 #[repr(C)]
@@ -175,9 +179,13 @@ impl Diversion {
             .map_err(|source| Error::system("open", format!("the map {MAP}"), source))?;
         let directions: Array<Direction, AtomicU64> = Array::new(MAP, map.as_fd())?;
         for hook in [Hook::Ingress, Hook::Egress] {
-            let number = u64::from(interface.0);
-            word(&directions, hook, offset_of!(Direction, interface))
-                .store(number, Ordering::Release);
+            let number = word(&directions, hook, offset_of!(Direction, interface));
+            // It stays the same, for packets that are on their way.
+            let secret = match number.load(Ordering::Acquire) & SECRET {
+                0 => new_secret(),
+                secret => secret,
+            };
+            number.store(secret | u64::from(interface.0), Ordering::Release);
         }
         Ok(Self {
             folder: folder.to_owned(),
@@ -460,6 +468,11 @@ fn remove_if_other(folder: &Path) -> Result<(), Error> {
         return Ok(());
     }
     remove(folder)
+}
+
+/// Random, and nowhere told: the standard library seeds each of its hashers by the kernel's random numbers.
+fn new_secret() -> u64 {
+    (RandomState::new().build_hasher().finish() & SECRET) | (1 << 32)
 }
 
 fn word(directions: &Array<Direction, AtomicU64>, hook: Hook, offset: usize) -> &AtomicU64 {

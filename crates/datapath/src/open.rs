@@ -359,6 +359,7 @@ pub(crate) fn sizes(settings: &Settings) -> Result<Vec<(&'static str, u32)>, Err
         ("policies", nics * POLICIES_PER_NIC),
         ("counters", nics),
         ("meters", nics),
+        ("trace_shares", nics),
         ("trace_lost", nics),
         ("clones", nics * 2),
         ("xdp_nics", nics),

@@ -44,7 +44,7 @@ pub(crate) const UNUSED: &str = "unused";
 const NEW: &str = "new";
 
 /// All maps that are shared, with the sizes of keys and values.
-pub(crate) const MAPS: [(&str, usize, usize); 20] = [
+pub(crate) const MAPS: [(&str, usize, usize); 21] = [
     ("nics", 4, size_of::<Nic>()),
     ("policies", 4, size_of::<abi::Policy>()),
     ("counters", 4, size_of::<abi::Counters>()),
@@ -75,6 +75,7 @@ pub(crate) const MAPS: [(&str, usize, usize); 20] = [
     ("noted", 4, size_of::<abi::Noted>()),
     ("decisions", 4, size_of::<abi::Decision>()),
     ("trace", 0, 0),
+    ("trace_shares", 4, size_of::<u64>()),
     ("trace_lost", 4, size_of::<u64>()),
     ("xdp_nics", 4, 4),
 ];

@@ -111,18 +111,9 @@ static __always_inline struct answer_value *known_answer(const struct answer_key
 
 static __always_inline int is_within_share(__u32 nic, __u64 now)
 {
-	__u64 window = now >> ANSWER_SHARE_SHIFT << 32;
 	__u64 *share = bpf_map_lookup_elem(&answer_shares, &nic);
 
-	if (!share)
-		return 0;
-	/* Two processors at the turn may count a few too few. */
-	if ((READ_ONCE(*share) ^ window) >> 32)
-		*share = window;
-	if ((__u32)READ_ONCE(*share) >= answers_share)
-		return 0;
-	__sync_fetch_and_add(share, 1);
-	return 1;
+	return share && is_within(share, now >> ANSWER_SHARE_SHIFT, answers_share);
 }
 
 /* Whoever is called by very many, or has very many answer it, must not push out what others are to answer. */
@@ -222,21 +213,24 @@ static __always_inline int answer_key_of(frame *f, const struct packet *p, struc
 __noinline int find_answer(frame *f, const struct packet *p, __u32 nic, __u64 now, __u32 denied)
 {
 	struct answer_key key = {.nic = nic};
-	struct answer_value value = {.lease = lease_of(nic)}, *known;
+	__u32 lease = lease_of(nic), via;
+	struct answer_value *known;
 
 	if (!p || !answer_key_of(f, p, &key))
 		return 0;
 	known = known_answer(&key);
-	if (!known || !is_alive(known, value.lease, key.protocol, now))
+	if (!known || !is_alive(known, lease, key.protocol, now))
 		return 0;
 	/* Who may have been called must not go on when that is denied. */
 	if (denied && known->own)
 		return 0;
 	if (p->fragment == FRAGMENT_LATER && known->fragment != fragment_rest(p))
 		return 0;
-	value.via = known->via;
+	via = known->via;
 	if (p->fragment == FRAGMENT_FIRST) {
-		value.seen = now;
+		/* In here, and the quote of an error in a block of its own: they have one place. Stack is scarce. */
+		struct answer_value value = {.seen = now, .lease = lease, .via = via};
+
 		key.protocol = p->protocol;
 		key.peer_port = 0;
 		key.guest_port = 0;
@@ -244,7 +238,7 @@ __noinline int find_answer(frame *f, const struct packet *p, __u32 nic, __u64 no
 		value.fragment = fragment_rest(p);
 		enter_answer(&key, &value, now);
 	}
-	return value.via;
+	return via;
 }
 
 #endif

@@ -189,7 +189,7 @@ static __always_inline void keep_to_table(frame *f, struct decision *d, struct p
 
 /* Whether the relay's rules in the host's stack have a say in what is sent by this protocol, whatever the port; and in all ICMP, since
  * errors quote what came by the relay. */
-static __noinline int is_for_relay(const struct packet *p, const struct nic *nic)
+static __always_inline int is_for_relay(const struct packet *p, const struct nic *nic)
 {
 	struct address source = p->version == 4 ? mapped(nic->clone4) : nic->clone6;
 	__u32 set = find_redirects(&source);
@@ -242,7 +242,7 @@ static __always_inline void decide_route(frame *f, struct decision *d, struct pa
 					 const struct nic *nic, const struct policy *policy)
 {
 	struct bpf_fib_lookup fib = {};
-	int is_relayed = is_for_relay(p, nic);
+	int is_relayed = p->is_relayed;
 	/* The relay comes before a table of the policy's own. */
 	__u32 table = is_relayed ? 0 : policy->table;
 	__u32 wanted = (table ? FIB_TABLE : 0) | (policy->mark ? FIB_MARK : 0);
@@ -292,14 +292,25 @@ static __always_inline void decide_route(frame *f, struct decision *d, struct pa
 		keep_to_table(f, d, p, nic, policy, late & FIB_MARK, &fib);
 }
 
-/* What the decision is for, and until when. */
-static __always_inline void begin_decision(struct decision *d, const struct packet *p, __u32 index,
-					   const struct nic *nic, __u64 now)
+/* To be called before decide(), which has no room on the stack for it: keeps the generation, before all that is decided by, so
+ * that the decision doesn't hold if that changes meanwhile; and asks whether the packet is the relay's. */
+static __noinline int begin_decision(struct packet *p, __u32 index, struct decision *d)
 {
-	d->nic = index;
-	/* Before all that is decided by: if that changes meanwhile, the decision doesn't hold. */
+	const struct nic *nic = bpf_map_lookup_elem(&nics, &index);
+
+	if (!nic)
+		return 0;
 	d->generation = READ_ONCE(nic->generation);
 	order_loads();
+	p->is_relayed = is_for_relay(p, nic);
+	return 0;
+}
+
+/* What the decision is for, and until when. */
+static __always_inline void name_decision(struct decision *d, const struct packet *p, __u32 index,
+					  __u64 now)
+{
+	d->nic = index;
 	d->destination = p->destination;
 	d->port = decision_port(p);
 	d->protocol = p->protocol;
@@ -312,7 +323,7 @@ static __always_inline void begin_decision(struct decision *d, const struct pack
 	__builtin_memset(d->destination_mac, 0, sizeof(d->destination_mac));
 }
 
-/* Fills `d`. `p->next_hop` is set for VERDICT_UPLINK, and `p->has_new_hop` for that and VERDICT_STACK;
+/* Fills `d`, which begin_decision has begun. `p->next_hop` is set for VERDICT_UPLINK, and `p->has_new_hop` for that and VERDICT_STACK;
  * where it is, `d->ifindex` is that of the link. */
 __noinline int decide(frame *f, struct packet *p, __u32 index, __u64 now, struct decision *d)
 {
@@ -329,7 +340,7 @@ __noinline int decide(frame *f, struct packet *p, __u32 index, __u64 now, struct
 	nic = bpf_map_lookup_elem(&nics, &index);
 	if (!nic)
 		return 0;
-	begin_decision(d, p, index, nic, now);
+	name_decision(d, p, index, now);
 	policy_index = READ_ONCE(nic->policy);
 	policy = bpf_map_lookup_elem(&policies, &policy_index);
 	if (!policy) {

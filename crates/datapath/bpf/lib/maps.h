@@ -112,7 +112,7 @@ struct {
 	__type(value, struct answer_value);
 } answers_crowd SEC(".maps");
 
-/* What each interface has entered into `answers`: the upper half is the number of a piece of time, the lower one how many in it. */
+/* What each interface has entered into `answers`; see is_within in share.h. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, NICS_MAX);
@@ -175,6 +175,15 @@ struct {
 	__uint(max_entries, 1024 * 1024);
 	__uint(pinning, LIBBPF_PIN_BY_NAME);
 } trace SEC(".maps");
+
+/* What each interface has entered into `trace`; see is_within in share.h. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, NICS_MAX);
+	__uint(pinning, LIBBPF_PIN_BY_NAME);
+	__type(key, __u32);
+	__type(value, __u64);
+} trace_shares SEC(".maps");
 
 /* Events of each interface that found no room in `trace`. */
 struct {

@@ -99,6 +99,7 @@ struct packet {
 	__u8 from_host;       /* towards a guest: the host itself has made it */
 	__u8 by_fragments;    /* a super-packet whose segments are what the kernel keeps apart; `largest` is all of it */
 	__u8 unsent;          /* bytes of a super-packet's headers that none of its segments has */
+	__u8 is_relayed;      /* a new decision: the relay's rules in the host's stack have a say */
 	__u8 has_new_hop;     /* a new decision sends it to a neighbour that the kernel has yet to look for, and no router */
 	/* Where a new decision says that the packet must go; the neighbour may be unknown yet. */
 	struct bpf_redir_neigh next_hop;

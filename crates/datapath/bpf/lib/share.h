@@ -1,8 +1,8 @@
-/* What one interface may take of the host's table of neighbours.
+/* What one interface may take of what all share.
  *
- * Who sends to an address on a link of the host's has it entered there until it answers, and some seconds longer if it
- * doesn't. The table is one for the whole machine and has an end (gc_thresh3), at which nobody finds a new neighbour any
- * more: one guest that sends to many addresses of such a link could keep it full. */
+ * Of the host's table of neighbours: who sends to an address on a link of the host's has it entered there until it
+ * answers, and some seconds longer if it doesn't. The table is one for the whole machine and has an end (gc_thresh3), at
+ * which nobody finds a new neighbour any more: one guest that sends to many addresses of such a link could keep it full. */
 #ifndef SANDWIRE_SHARE_H
 #define SANDWIRE_SHARE_H
 
@@ -18,6 +18,20 @@ static __always_inline __u64 mix(__u64 hash, __u64 more)
 {
 	hash = (hash ^ more) * 0xbf58476d1ce4e5b9;
 	return hash ^ hash >> 29;
+}
+
+/* Whether one more is within what may be had in a piece of time. The upper half of `share` is the number of the piece, the
+ * lower one how many in it. Two processors at the turn may count a few too few. */
+static __always_inline int is_within(__u64 *share, __u64 piece, __u32 most)
+{
+	__u64 window = piece << 32;
+
+	if ((READ_ONCE(*share) ^ window) >> 32)
+		*share = window;
+	if ((__u32)READ_ONCE(*share) >= most)
+		return 0;
+	__sync_fetch_and_add(share, 1);
+	return 1;
 }
 
 /* Whether the interface may have the packet's destination looked for as a neighbour: it is one of the few of late, or becomes

@@ -3,10 +3,27 @@
 #define SANDWIRE_TRACE_H
 
 #include "maps.h"
+#include "share.h"
 
 /* Direction, verdict, stage and reason in one word: a function has at most five arguments. */
 #define FATE(direction, verdict, stage, reason) \
 	((__u32)(direction) << 24 | (__u32)(verdict) << 16 | (__u32)(stage) << 8 | (__u32)(reason))
+
+/* Events of one interface in a piece of time of 2^23 nanoseconds, 8 ms, for which there is room while another fills the ring.
+ * What is kept free is enough for as many interfaces as all traces together may have. */
+#define TRACE_SHARE 16
+#define TRACE_SHARE_SHIFT 23
+
+/* Half of the ring is for whoever comes first, the rest for those who are within their share: so a sandbox that is flooded
+ * leaves the traces of others whole. */
+static __always_inline int has_room(__u32 nic, __u64 now)
+{
+	__u64 *share = bpf_map_lookup_elem(&trace_shares, &nic);
+	int is_within_share = share && is_within(share, now >> TRACE_SHARE_SHIFT, TRACE_SHARE);
+
+	return is_within_share || bpf_ringbuf_query(&trace, BPF_RB_AVAIL_DATA) <
+					  bpf_ringbuf_query(&trace, BPF_RB_RING_SIZE) / 2;
+}
 
 static __always_inline void count_lost(__u32 nic)
 {
@@ -20,14 +37,17 @@ static __always_inline void count_lost(__u32 nic)
  * room is lost, and counted: the path never waits for its reader. */
 __noinline int trace_packet(frame *f, __u32 nic, __u32 fate, __u32 target, __u32 segments)
 {
-	struct trace_event *event = bpf_ringbuf_reserve(&trace, sizeof(*event), 0);
 	__u32 length = frame_length(f), last = length - 1;
+	__u64 now = bpf_ktime_get_ns();
+	struct trace_event *event = 0;
 
+	if (has_room(nic, now))
+		event = bpf_ringbuf_reserve(&trace, sizeof(*event), 0);
 	if (!event) {
 		count_lost(nic);
 		return 0;
 	}
-	event->time = bpf_ktime_get_ns();
+	event->time = now;
 	event->nic = nic;
 	event->target = target;
 	event->length = length;

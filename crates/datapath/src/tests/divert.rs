@@ -437,6 +437,28 @@ fn netns_nobody_gets_past_by_a_mark_and_none_is_left_on_packets() {
     });
 }
 
+/// Who has the other end of a veth to itself, as a container with the right to set up its network, chooses the class of what it
+/// sends, which comes over as `tc_index`. A filter without a program of eBPF takes no right besides.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn netns_nobody_gets_past_by_a_class_set_at_the_other_end() {
+    lab::run(|lab| {
+        interfaces(lab);
+        let diversion = diversion(features::probe().unwrap().tcx);
+        let _echo = echo(&diversion, false);
+        diversion.attach().unwrap();
+        lab.shell(
+            "ip netns exec far tc qdisc add dev far0 clsact
+             ip netns exec far tc filter add dev far0 egress bpf bytecode '1,6 0 0 4294967295' flowid 1:5d1b",
+        );
+        let said = pings(lab, "10.9.0.2");
+        assert!(said.contains("20 received"), "{said}");
+        let counters = diversion.counters(Hook::Ingress);
+        assert!(counters.diverted >= 20, "{counters:?}");
+        assert_eq!(counters.diverted, counters.returned, "{counters:?}");
+    });
+}
+
 /// The TAPs are for diverted packets alone.
 #[test]
 #[ignore = "needs root: cargo xtask test netns"]

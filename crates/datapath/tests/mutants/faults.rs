@@ -323,7 +323,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     mutant(
         "answers that never expire",
         "lib/answers.h",
-        "if (!known || !is_alive(known, value.lease, key.protocol, now))\n\t\treturn 0;",
+        "if (!known || !is_alive(known, lease, key.protocol, now))\n\t\treturn 0;",
         "if (!known)\n\t\treturn 0;",
         &["answer"],
     ),
@@ -449,7 +449,7 @@ pub(crate) const MUTANTS: &[Mutant] = &[
     mutant(
         "the relay's routing rules alone asked",
         "lib/decide.h",
-        "int is_relayed = is_for_relay(p, nic);",
+        "int is_relayed = p->is_relayed;",
         "int is_relayed = 0;",
         &["policy", "ttl"],
     ),

@@ -1,26 +1,29 @@
 //! Traces that nobody reads any more.
 
 use std::{
-    net::IpAddr,
+    net::{IpAddr, SocketAddr},
     time::{Duration, Instant},
 };
 
+use sandwire_api::trace::Verdict;
 use sandwire_slot::{
     kernel::KernelNetwork,
     network::{Network, TracedPacket},
     plan::{Plan, SlotPlan},
 };
-use sandwire_testlab::lab;
+use sandwire_testlab::{fake_guest::frame, lab};
 
 use crate::fixture::{
     EBPF_KINDS, prepare,
-    sandbox::{Sandbox, tenancy},
+    sandbox::{GATEWAY_MAC, Sandbox, tenancy},
     talk::PATIENCE,
     tear_down, web,
 };
 
 /// How long nothing must come that is on its way already.
 const QUIET: Duration = Duration::from_millis(300);
+/// For thousands of packets.
+const A_WHILE: Duration = Duration::from_millis(100);
 
 /// A sandbox that is traced, and has sent.
 fn traced_sandbox(network: &KernelNetwork, plan: &Plan) -> (Sandbox, IpAddr) {
@@ -93,6 +96,50 @@ fn a_trace_ends_with_the_daemon() {
             assert_eq!(traced, None, "nobody watches {kind}");
             assert_eq!(after.inspect(slot).defects, []);
             clean_up(&after, &plan, sandbox);
+        }
+    });
+}
+
+/// Nobody reads meanwhile, as when the reader can't keep up with the flood.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_flooded_trace_leaves_others_whole() {
+    lab::run(|_| {
+        for kind in EBPF_KINDS {
+            let plan = web(kind, "{}");
+            let network = prepare(&plan);
+            let mut events = network.trace_events().unwrap();
+            let flooded = Sandbox::start(&network, &plan, 0);
+            let quiet = Sandbox::start(&network, &plan, 1);
+            for sandbox in [&flooded, &quiet] {
+                network.set_trace(&sandbox.slot, true).unwrap();
+            }
+            let own = flooded.guest.network();
+            let source = SocketAddr::new(own.ipv4.0.into(), 4000);
+            let target = SocketAddr::new(own.ipv4_gateway.into(), 4000);
+            let udp = frame::udp(own.mac, GATEWAY_MAC, source, target, b"one of many");
+            let deadline = Instant::now() + PATIENCE;
+            while network.trace_lost(&flooded.slot) == 0 {
+                assert!(Instant::now() < deadline, "{kind}: all found room");
+                flooded.guest.flood(vec![udp.clone()], A_WHILE).unwrap();
+            }
+            let gateway = quiet.guest.network().ipv4_gateway.into();
+            for _ in 0..5 {
+                quiet.guest.ping(gateway, PATIENCE).unwrap();
+            }
+            assert_eq!(network.trace_lost(&quiet.slot), 0, "{kind}");
+            let mut seen = 0;
+            while let Some(traced) = events.next_event(Duration::ZERO).unwrap() {
+                let is_ping = traced.packet.verdict == Verdict::Answered
+                    && traced.slot == quiet.slot.number.0;
+                seen += u32::from(is_ping);
+            }
+            assert!(seen >= 5, "{kind}: {seen} pings of the other one");
+            for Sandbox { slot, guest } in [quiet, flooded] {
+                guest.detach().unwrap();
+                tear_down(&network, &[slot]);
+            }
+            network.remove_pool(&plan).unwrap();
         }
     });
 }
