@@ -16,6 +16,7 @@ use std::{
 
 use rustix::{event::epoll::EventFlags, io::Errno};
 use sandwire_api::vsock::{VsockClass, VsockConnection, VsockRefusal};
+use sandwire_rate::{Allowance, Share};
 
 use crate::{
     address::VmKey,
@@ -150,7 +151,7 @@ pub struct Vm {
     /// Bytes promised to its connections.
     promised: u64,
     /// When the next connection may be opened, were they evenly spaced.
-    next_open: Instant,
+    connects: Allowance,
     next_port: u32,
     capture: Option<Arc<Sink>>,
     /// Whether the guest's ring for packets to it has been found empty, so that its kick matters.
@@ -194,6 +195,8 @@ impl Vm {
             listeners.close(context);
             return Err(error);
         }
+        let connects = Share::per_second(limits.connects_per_second);
+        let connects = Allowance::new(connects, context.now);
         let transport = Transport::of(&key, cid, &context.bell, context.disposal.for_another());
         Ok(Self {
             key,
@@ -212,7 +215,7 @@ impl Vm {
             data: VecDeque::new(),
             resets: VecDeque::new(),
             promised: 0,
-            next_open: context.now,
+            connects,
             next_port: FIRST_PORT,
             capture: None,
             starved: false,

@@ -29,7 +29,6 @@ pub mod place;
 pub mod policy;
 pub mod privileges;
 pub mod queue;
-pub mod rate;
 pub mod readiness;
 pub mod seccomp;
 pub mod service;

@@ -8,12 +8,12 @@
 //! before the next line, whoever's, once whom they were about has room again.
 
 use std::{
-    collections::HashMap,
     fmt,
     sync::{Mutex, PoisonError},
     time::{Duration, Instant},
 };
 
+use sandwire_rate::{Accounts, Share};
 use tracing::{
     Event, Level, Subscriber,
     field::{Field, Visit},
@@ -27,13 +27,6 @@ use tracing_subscriber::{
     registry::LookupSpan,
 };
 
-/// So many lines at once, and then one each.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Share {
-    at_once: u32,
-    each: Duration,
-}
-
 /// Some starts of a guest, each of which has three lines or four. By these alone, 4 MiB last a day.
 const ITS_OWN: Share = Share {
     at_once: 20,
@@ -44,8 +37,6 @@ const TENANT: Share = Share {
     at_once: 1000,
     each: Duration::from_millis(100),
 };
-/// Accounts beyond which those that nothing depends on are looked for and closed.
-const ACCOUNTS_MAX: usize = 1024;
 /// Fields that say whom a line is about.
 const FIELDS: [&str; 5] = ["vm", "uid", "target", SENDER, CALLER];
 const SENDER: &str = "sender";
@@ -60,7 +51,7 @@ const OF_TENANT: &str = " of user ";
 pub(super) struct FairFormat<T> {
     lines: Format<Full, T>,
     time: T,
-    accounts: Mutex<Accounts>,
+    accounts: Mutex<Accounts<String>>,
 }
 
 impl FairFormat<SystemTime> {
@@ -68,7 +59,7 @@ impl FairFormat<SystemTime> {
         Self {
             lines: Format::default(),
             time: SystemTime,
-            accounts: Mutex::default(),
+            accounts: accounts(),
         }
     }
 }
@@ -79,7 +70,7 @@ impl FairFormat<()> {
         Self {
             lines: Format::default().without_time(),
             time: (),
-            accounts: Mutex::default(),
+            accounts: accounts(),
         }
     }
 }
@@ -100,7 +91,7 @@ where
         let told = {
             let accounts = self.accounts.lock();
             let mut accounts = accounts.unwrap_or_else(PoisonError::into_inner);
-            accounts.admit(about.as_ref(), Instant::now())
+            admit(&mut accounts, about.as_ref(), Instant::now())
         };
         let Some(told) = told else {
             return Ok(());
@@ -157,9 +148,11 @@ impl About {
     }
 
     /// Whose shares it takes.
-    fn parties(&self) -> impl Iterator<Item = (&str, Share)> {
-        let tenant = self.tenant.as_deref().map(|tenant| (tenant, TENANT));
-        std::iter::once((self.name.as_str(), ITS_OWN)).chain(tenant)
+    fn parties(&self) -> Vec<(String, Share)> {
+        let tenant = self.tenant.clone().map(|tenant| (tenant, TENANT));
+        std::iter::once((self.name.clone(), ITS_OWN))
+            .chain(tenant)
+            .collect()
     }
 }
 
@@ -180,64 +173,25 @@ fn tenant_of(field: &str, name: &str) -> Option<String> {
     }
 }
 
-/// What everybody has had lately.
-#[derive(Debug, Default)]
-struct Accounts(HashMap<String, Account>);
-
-#[derive(Debug)]
-struct Account {
-    share: Share,
-    /// When it will have its whole share again.
-    whole: Instant,
-    left_out: u64,
+/// Until it was told, nothing is forgotten.
+fn accounts() -> Mutex<Accounts<String>> {
+    Mutex::new(Accounts::new(Duration::MAX))
 }
 
-impl Account {
-    /// When it would have its whole share again after one line more now, if it may have that.
-    fn after_one(&self, now: Instant) -> Option<Instant> {
-        let after = self.whole.max(now) + self.share.each;
-        (after.saturating_duration_since(now) <= self.share.each * self.share.at_once)
-            .then_some(after)
+/// Whether a line is written; and before it, of whom so many were left out.
+fn admit(
+    accounts: &mut Accounts<String>,
+    about: Option<&About>,
+    now: Instant,
+) -> Option<Vec<(String, u64)>> {
+    let parties = about.map(About::parties).unwrap_or_default();
+    if !accounts.admits(&parties, now) {
+        return None;
     }
-}
-
-impl Accounts {
-    /// Whether a line is written; and before it, of whom so many were left out.
-    fn admit(&mut self, about: Option<&About>, now: Instant) -> Option<Vec<(String, u64)>> {
-        if self.0.len() > ACCOUNTS_MAX {
-            self.0
-                .retain(|_, account| account.whole > now || account.left_out > 0);
-        }
-        let parties = || about.into_iter().flat_map(About::parties);
-        for (name, _) in parties() {
-            if let Some(account) = self.0.get_mut(name)
-                && account.after_one(now).is_none()
-            {
-                account.left_out += 1;
-                return None;
-            }
-        }
-        let told = self.tell(now);
-        for (name, share) in parties() {
-            let new = Account {
-                share,
-                whole: now,
-                left_out: 0,
-            };
-            let account = self.0.entry(name.to_owned()).or_insert(new);
-            account.whole = account.after_one(now).unwrap_or(account.whole);
-        }
-        Some(told)
-    }
-
-    /// How many were left out of those who have room again.
-    fn tell(&mut self, now: Instant) -> Vec<(String, u64)> {
-        self.0
-            .iter_mut()
-            .filter(|(_, account)| account.left_out > 0 && account.after_one(now).is_some())
-            .map(|(name, account)| (name.clone(), std::mem::take(&mut account.left_out)))
-            .collect()
-    }
+    // Before this line takes what room there is.
+    let told = accounts.left_out(now);
+    accounts.take(&parties, now);
+    Some(told)
 }
 
 #[cfg(test)]
@@ -254,47 +208,35 @@ mod tests {
 
     #[test]
     fn who_has_had_its_share_leaves_others_theirs_and_is_told_of_later() {
-        let mut accounts = Accounts::default();
+        let mut accounts = Accounts::new(Duration::MAX);
         let start = Instant::now();
         let (loud, quiet) = (guest("a", 1), guest("b", 1));
-        let written = (0..500).filter(|_| accounts.admit(Some(&loud), start).is_some());
+        let written = (0..500).filter(|_| admit(&mut accounts, Some(&loud), start).is_some());
         assert_eq!(written.count(), 20);
-        assert_eq!(accounts.admit(Some(&quiet), start), Some(Vec::new()));
-        assert_eq!(accounts.admit(None, start), Some(Vec::new()));
+        assert_eq!(admit(&mut accounts, Some(&quiet), start), Some(Vec::new()));
+        assert_eq!(admit(&mut accounts, None, start), Some(Vec::new()));
         let later = start + ITS_OWN.each;
         let told = vec![(loud.name.clone(), 480)];
-        assert_eq!(accounts.admit(Some(&loud), later), Some(told));
-        assert_eq!(accounts.admit(Some(&loud), later), None);
+        assert_eq!(admit(&mut accounts, Some(&loud), later), Some(told));
+        assert_eq!(admit(&mut accounts, Some(&loud), later), None);
         // Whoever's line is next.
         let told = vec![(loud.name, 1)];
-        assert_eq!(accounts.admit(None, later + ITS_OWN.each), Some(told));
+        assert_eq!(admit(&mut accounts, None, later + ITS_OWN.each), Some(told));
     }
 
     #[test]
     fn many_guests_of_one_tenant_leave_other_tenants_their_lines() {
-        let mut accounts = Accounts::default();
+        let mut accounts = Accounts::new(Duration::MAX);
         let start = Instant::now();
         let written = (0..5000).filter(|number| {
             let one = guest(&format!("a{number}"), 1);
-            accounts.admit(Some(&one), start).is_some()
+            admit(&mut accounts, Some(&one), start).is_some()
         });
         assert_eq!(written.count(), 1000);
-        assert!(accounts.admit(Some(&guest("a", 2)), start).is_some());
+        assert!(admit(&mut accounts, Some(&guest("a", 2)), start).is_some());
         let later = start + TENANT.each;
         let told = vec![("user=1".to_owned(), 4000)];
-        assert_eq!(accounts.admit(None, later), Some(told));
-    }
-
-    #[test]
-    fn accounts_that_nothing_depends_on_are_closed() {
-        let mut accounts = Accounts::default();
-        let mut now = Instant::now();
-        for number in 0..5000 {
-            let one = guest(&format!("a{number}"), number);
-            assert!(accounts.admit(Some(&one), now).is_some());
-            now += Duration::from_millis(100);
-        }
-        assert!(accounts.0.len() <= ACCOUNTS_MAX + 2, "{}", accounts.0.len());
+        assert_eq!(admit(&mut accounts, None, later), Some(told));
     }
 
     /// What a line says, and whom it is about.

@@ -1,6 +1,6 @@
 //! Connections come to be: asked for by the guest, by a client of the host, or by a sibling.
 
-use std::{os::fd::OwnedFd, sync::atomic::Ordering::Relaxed, time::Duration};
+use std::{os::fd::OwnedFd, sync::atomic::Ordering::Relaxed};
 
 use rustix::{
     event::epoll::EventFlags,
@@ -92,14 +92,8 @@ impl Vm {
 
     /// The guest's limit of connections per second: evenly spaced ones pass, and a second's worth at once.
     fn take_turn(&mut self, context: &Context) -> Result<(), VsockRefusal> {
-        let per_second = self.limits.connects_per_second.max(1);
-        let second = Duration::from_secs(1);
-        let next = self.next_open.max(context.now) + second / per_second;
-        if next.saturating_duration_since(context.now) > second {
-            return Err(VsockRefusal::TooFast);
-        }
-        self.next_open = next;
-        Ok(())
+        let has_turn = self.connects.take(context.now);
+        has_turn.then_some(()).ok_or(VsockRefusal::TooFast)
     }
 
     /// Makes a connection, if the limits allow it.

@@ -21,6 +21,7 @@ use std::{
 };
 
 use sandwire_api::vsock::{VsockConnection, VsockDestination, VsockPolicy, VsockType};
+use sandwire_rate::{Allowance, Share};
 
 use self::{
     connection::Connection,
@@ -36,7 +37,6 @@ use crate::{
     limits::Limits,
     listener::{self, Descriptors, ListenerError, listen_at},
     place::Place,
-    rate::Rate,
     readiness::{Interest, Poller, Waker},
     statistics::VmCounters,
 };
@@ -206,7 +206,7 @@ struct Vm {
     setup: HybridSetup,
     listeners: HashMap<u32, u64>,
     connections: HashSet<u64>,
-    rate: Rate,
+    connects: Allowance,
     accepts: Accepts,
     sink: Option<Arc<Sink>>,
     /// Numbers of the guest's own ports, which its VMM doesn't tell us, for captures and lists.
@@ -310,7 +310,10 @@ impl Router {
         let wanted = wanted_ports(&placement.policy);
         let bound = self.bind(&setup, wanted.into_iter())?;
         let vm = Vm {
-            rate: Rate::new(setup.limits.connects_per_second, Instant::now()),
+            connects: Allowance::new(
+                Share::per_second(setup.limits.connects_per_second),
+                Instant::now(),
+            ),
             setup,
             accepts: Accepts::default(),
             listeners: bound.into_iter().collect(),

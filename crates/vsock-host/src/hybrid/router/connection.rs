@@ -131,7 +131,7 @@ impl Router {
         }
         let begun = if vm.connections.len() >= limits.connections as usize {
             Err(VsockRefusal::TooManyConnections)
-        } else if !vm.rate.allow(now) {
+        } else if !vm.connects.take(now) {
             Err(VsockRefusal::TooFast)
         } else if descriptors::is_reserved(&guest) {
             Err(VsockRefusal::Memory)
