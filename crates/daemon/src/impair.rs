@@ -60,7 +60,7 @@ pub(crate) enum ImpairError {
     },
     /// There is no service, and none can be had.
     #[error("start the impairment service: {0}")]
-    Launch(#[from] LaunchError),
+    Launch(LaunchError),
     /// There is no service, and it isn't the daemon's to start one.
     #[error("{0} Start it by `systemctl start sandwire-impair`")]
     NotStarted(ClientError),
@@ -364,7 +364,11 @@ impl Impairments {
         if !self.starts {
             return self.connect().map_err(ImpairError::NotStarted);
         }
-        let (client, launched) = launch::connect_or_start(&self.folder, Home::Own)?;
+        let connected = launch::connect_or_start(&self.folder, Home::Own);
+        let (client, launched) = connected.map_err(|error| match error {
+            LaunchError::Busy(error) => ImpairError::Service(error),
+            error => ImpairError::Launch(error),
+        })?;
         if let Some(launch::Launched { mut child, log }) = launched {
             tracing::info!(pid = child.id(), log = %log.display(), "started the impairment service");
             // Somebody has to ask how it ended.

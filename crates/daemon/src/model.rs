@@ -41,6 +41,8 @@ pub(crate) struct ModelNetwork {
     pub(crate) inspections: Gate,
     /// Slots whose packets are left to whoever diverts them.
     pub(crate) impaired: Mutex<BTreeSet<String>>,
+    /// Nothing can be said of that: the host refused the pool at the start.
+    pub(crate) is_pool_refused: Mutex<bool>,
     /// Somebody has every TAP open.
     pub(crate) is_held: Mutex<bool>,
     /// What each slot of an eBPF pool has counted.
@@ -230,6 +232,9 @@ impl Network for ModelNetwork {
     }
 
     fn set_impaired(&self, slot: &SlotPlan, impaired: bool) -> Result<(), NetworkError> {
+        if *self.is_pool_refused.lock().unwrap() {
+            return Err(NetworkError::Several(Vec::new()));
+        }
         let mut all = self.impaired.lock().unwrap();
         if impaired {
             all.insert(slot.netns_name.clone());

@@ -232,18 +232,17 @@ impl Diversion {
         read(offset_of!(Direction, diverted)).wrapping_sub(returned)
     }
 
-    /// Whether our programs are still on the interface, and it is still there. To be called in its namespace where
-    /// programs are attached by filters.
+    /// Whether our programs are still on the interface, and it is still there. The socket is one of its namespace.
     ///
     /// # Errors
     /// The kernel refuses.
-    pub fn is_attached(&self) -> Result<bool, Error> {
+    pub fn is_attached(&self, socket: &mut Socket) -> Result<bool, Error> {
         for hook in [Hook::Ingress, Hook::Egress] {
             let is_there = if self.uses_links {
                 self.has_link(hook)?
             } else {
                 let place = place_of(self.interface, hook);
-                let listed = tc::list(&mut Socket::route()?, self.interface, hook)?;
+                let listed = tc::list(socket, self.interface, hook)?;
                 listed.iter().any(|filter| filter.place == place)
             };
             if !is_there {

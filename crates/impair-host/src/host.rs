@@ -3,7 +3,7 @@
 use std::{
     collections::BTreeMap,
     path::PathBuf,
-    sync::{Arc, mpsc},
+    sync::{Arc, Mutex, mpsc},
 };
 
 use sandwire_api::impairment::Impairment;
@@ -30,14 +30,19 @@ use crate::{
 };
 
 mod ending;
+mod looking;
+mod parting;
 mod recall;
 mod revive;
 mod room;
+mod shared;
 mod status;
 mod torn_down;
 mod waiting;
 
+use parting::Parting;
 use room::bytes_of;
+pub(crate) use shared::SharedHost;
 
 /// How all targets are served.
 #[derive(Clone, Debug)]
@@ -64,12 +69,16 @@ type Key = (u64, u32);
 pub(crate) struct Host {
     settings: Settings,
     memory: Memory,
-    workers: Vec<Worker>,
+    workers: Vec<Arc<Worker>>,
     own_inode: u64,
     /// Of the machine's namespace, whose default route nobody is to take by mistake.
     machines_inode: u64,
     next: Id,
     entries: BTreeMap<Key, Entry>,
+    /// Ends that have been taken note of, for whoever has the lock to carry out without it.
+    going: Vec<Parting>,
+    /// The last one that was looked at, where others are still to be.
+    looked: Option<Key>,
     /// Whether all end, and none begins any more.
     is_ending: bool,
 }
@@ -88,6 +97,10 @@ struct Entry {
     taps: [(String, InterfaceIndex); 2],
     worker: usize,
     state: State,
+    /// Whether somebody carries its end out, see [`parting`]: nobody else touches it until that is done.
+    is_parting: bool,
+    /// Asks about interfaces of its namespace, which isn't entered for that.
+    route: Mutex<Socket>,
 }
 
 /// A target whose packets are on their way out.
@@ -112,7 +125,7 @@ impl Host {
     pub(crate) fn start(settings: Settings) -> Result<Self, Error> {
         let memory = Memory::open(settings.memory.clone())?;
         let workers = (0..settings.threads.max(1))
-            .map(|number| Worker::start(number, settings.limits))
+            .map(|number| Worker::start(number, settings.limits).map(Arc::new))
             .collect::<Result<_, _>>()
             .map_err(|source| Error::State {
                 operation: "start an engine for",
@@ -128,6 +141,8 @@ impl Host {
             workers,
             next: 1,
             entries: BTreeMap::new(),
+            going: Vec::new(),
+            looked: None,
             is_ending: false,
         })
     }
@@ -180,13 +195,19 @@ impl Host {
         if self.entries.contains_key(&key) {
             return self.change(key, remembered);
         }
-        if self.entries.len() >= self.settings.targets_max && !self.drop_ended() {
+        if self.count() >= self.settings.targets_max && !self.drop_ended() {
             return Err(Error::Full {
                 target: target.clone(),
-                count: self.entries.len(),
+                count: self.count(),
             });
         }
         self.begin(namespace, remembered)
+    }
+
+    /// Targets, without those whose end is being carried out.
+    fn count(&self) -> usize {
+        let entries = self.entries.values();
+        entries.filter(|entry| !entry.is_parting).count()
     }
 
     /// Forgets the target that began first of those that have ended by themselves; whether there was one.
@@ -294,11 +315,18 @@ impl Host {
         for (hook, (_, tap)) in HOOKS.into_iter().zip(&named) {
             diversion.set_way(hook, through(*tap, remembered.impairment.on_death));
         }
-        let attached = namespace.inside(|| Ok(diversion.attach()?));
-        if attached.is_err() {
-            drop(self.workers[worker].remove(id)?);
-            return attached;
-        }
+        let attached = namespace.inside(|| {
+            let route = Socket::route()?;
+            diversion.attach()?;
+            Ok(route)
+        });
+        let route = match attached {
+            Ok(route) => Mutex::new(route),
+            Err(error) => {
+                drop(self.workers[worker].remove(id)?);
+                return Err(error);
+            }
+        };
         tracing::info!(target = %remembered.target, owner = %remembered.owner, "impaired");
         let entry = Entry {
             id,
@@ -310,6 +338,8 @@ impl Host {
             taps: named,
             worker,
             state: State::Impaired,
+            is_parting: false,
+            route,
         };
         let key = (entry.namespace.inode, interface.index.0);
         self.entries.insert(key, entry);
@@ -330,15 +360,8 @@ impl Host {
         target: &Target,
         flush: bool,
     ) -> Result<Option<Leaving>, Error> {
-        let by_name = self.entries.iter().find(|(_, entry)| {
-            let known = &entry.remembered.target;
-            known.netns == target.netns && known.interface == target.interface
-        });
-        let key = match (key_of(target), by_name) {
-            // The same namespace may have another file, and another interface the name that this one had.
-            (Ok(Some(key)), _) if self.entries.contains_key(&key) => key,
-            (_, Some((key, _))) => *key,
-            (found, None) => return found.map(|_| None),
+        let Some(key) = self.key_now(target)? else {
+            return Ok(None);
         };
         let waits = !flush && self.entries.get(&key).is_some_and(Entry::is_impaired);
         if waits && !self.may_wait(&key) {
@@ -348,6 +371,20 @@ impl Host {
             });
         }
         self.begin_leaving(key, flush)
+    }
+
+    /// Which of the targets that one is, if it is one.
+    fn key_now(&self, target: &Target) -> Result<Option<Key>, Error> {
+        let by_name = self.entries.iter().find(|(_, entry)| {
+            let known = &entry.remembered.target;
+            known.netns == target.netns && known.interface == target.interface
+        });
+        match (key_of(target), by_name) {
+            // The same namespace may have another file, and another interface the name that this one had.
+            (Ok(Some(key)), _) if self.entries.contains_key(&key) => Ok(Some(key)),
+            (_, Some((key, _))) => Ok(Some(*key)),
+            (found, None) => found.map(|_| None),
+        }
     }
 
     fn begin_leaving(&mut self, key: Key, flush: bool) -> Result<Option<Leaving>, Error> {
@@ -371,109 +408,19 @@ impl Host {
         Ok(Some(Leaving { key, id, done }))
     }
 
-    /// Takes the diversion away whose packets have gone, unless somebody else who waited for that has.
-    pub(crate) fn finish_clear(&mut self, leaving: &Leaving) -> Result<(), Error> {
+    /// Has the diversion taken away whose packets have gone, unless somebody else who waited for that does.
+    pub(crate) fn finish_clear(&mut self, leaving: &Leaving) -> Option<Parting> {
+        self.has(leaving).then(|| self.part(leaving.key, None))?
+    }
+
+    /// Whether it is still there.
+    fn has(&self, leaving: &Leaving) -> bool {
         let found = self.entries.get(&leaving.key);
-        if found.is_none_or(|entry| entry.id != leaving.id) {
-            return Ok(());
-        }
-        match self.entries.remove(&leaving.key) {
-            Some(entry) => self.take_away(&entry),
-            None => Ok(()),
-        }
-    }
-
-    fn take_away(&self, entry: &Entry) -> Result<(), Error> {
-        let detached = entry.namespace.inside(|| Ok(entry.diversion.detach()?));
-        let removed = self.workers[entry.worker].remove(entry.id).map(drop);
-        let remembered = &entry.remembered;
-        let forgotten = self.memory.remove(remembered.inode, remembered.ifindex);
-        tracing::info!(target = %remembered.target, "impaired no more");
-        detached.and(removed).and(forgotten)
-    }
-
-    /// Looks whether engines and interfaces are still there; starts the former anew, and ends the diversions of the latter.
-    pub(crate) fn look(&mut self) {
-        self.revive();
-        self.drop_torn_down();
-        let mut gone = Vec::new();
-        for (key, entry) in &self.entries {
-            if entry.state != State::Impaired {
-                continue;
-            }
-            match entry.is_whole() {
-                Ok(true) => {}
-                Ok(false) => gone.push(*key),
-                Err(error) => {
-                    tracing::warn!(target = %entry.remembered.target, %error, "can't be looked at");
-                }
-            }
-        }
-        for key in gone {
-            self.end(key);
-        }
-    }
-
-    fn end(&mut self, key: Key) {
-        let Some(mut entry) = self.entries.remove(&key) else {
-            return;
-        };
-        let reason = if !entry.has_interface() {
-            "the interface is gone"
-        } else if !entry.has_taps() {
-            "somebody has deleted a TAP of ours"
-        } else {
-            "somebody has detached our programs"
-        };
-        tracing::warn!(target = %entry.remembered.target, reason, "the diversion has ended");
-        if let Err(error) = self.take_away(&entry) {
-            tracing::error!(%error, "what is left of it can't be removed");
-        }
-        entry.state = State::Ended {
-            reason: reason.to_owned(),
-        };
-        self.entries.insert(key, entry);
+        found.is_some_and(|entry| entry.id == leaving.id)
     }
 }
 
 impl Entry {
-    /// Whether the interface is still in its namespace, with our programs on it, and both TAPs are. Links go along with an interface
-    /// that moves to another namespace, where the TAPs' numbers are nobody's, or somebody else's.
-    fn is_whole(&self) -> Result<bool, Error> {
-        self.namespace.inside(|| {
-            let mut socket = Socket::route()?;
-            let own = InterfaceIndex(self.remembered.ifindex);
-            let taps = self.taps.iter().map(|(_, index)| *index);
-            for index in taps.chain([own]) {
-                if interface::find_by_index(&mut socket, index)?.is_none() {
-                    return Ok(false);
-                }
-            }
-            Ok(self.diversion.is_attached()?)
-        })
-    }
-
-    /// Whether the interface is there, whatever it is called now.
-    fn has_interface(&self) -> bool {
-        let found = self.namespace.inside(|| {
-            let index = InterfaceIndex(self.remembered.ifindex);
-            Ok(interface::find_by_index(&mut Socket::route()?, index)?)
-        });
-        found.is_ok_and(|found| found.is_some())
-    }
-
-    /// Whether both TAPs are there.
-    fn has_taps(&self) -> bool {
-        let is_there = |(name, index): &(String, InterfaceIndex)| {
-            let found = self.namespace.inside(|| {
-                let mut socket = Socket::route()?;
-                Ok(interface::find(&mut socket, name)?)
-            });
-            found.is_ok_and(|found| found.is_some_and(|found| found.index == *index))
-        };
-        self.taps.iter().all(is_there)
-    }
-
     fn is_impaired(&self) -> bool {
         self.state == State::Impaired
     }

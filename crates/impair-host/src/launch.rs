@@ -14,7 +14,7 @@ use sandwire_kernel_net::process::unblock_signals;
 use serde::Deserialize;
 
 use crate::{
-    control::{Client, Owner, TARGETS, control_socket},
+    control::{Client, ClientError, Owner, TARGETS, control_socket},
     namespace::Namespace,
 };
 
@@ -31,6 +31,9 @@ pub enum LaunchError {
     /// Only root can.
     #[error("only root can divert packets; run this as root")]
     NotRoot,
+    /// There is one, which takes no connections.
+    #[error("{0}")]
+    Busy(ClientError),
     /// Its log can't be had.
     #[error("open {path}: {source}")]
     Log {
@@ -77,7 +80,7 @@ pub struct Launched {
 }
 
 /// Connects to the service of that folder; if nobody listens, starts one there first: this same executable, by
-/// `impair serve --detach`.
+/// `impair serve --detach`. One that takes no connections is waited for, 30 s at most.
 ///
 /// # Errors
 /// See [`LaunchError`].
@@ -86,7 +89,7 @@ pub fn connect_or_start(
     home: Home,
 ) -> Result<(Client, Option<Launched>), LaunchError> {
     let socket = control_socket(folder);
-    if let Ok(client) = Client::connect(&socket) {
+    if let Some(client) = found(Client::connect(&socket))? {
         return Ok((client, None));
     }
     if !rustix::process::geteuid().is_root() {
@@ -96,12 +99,17 @@ pub fn connect_or_start(
     let mut child = spawn(folder, &log, home)?;
     let deadline = Instant::now() + PATIENCE;
     loop {
-        if let Ok(client) = Client::connect(&socket) {
-            return Ok((client, Some(Launched { child, log })));
+        match found(Client::connect(&socket)) {
+            Ok(Some(client)) => return Ok((client, Some(Launched { child, log }))),
+            Ok(None) => {}
+            Err(error) => {
+                leave_behind(child);
+                return Err(error);
+            }
         }
         if let Ok(Some(status)) = child.try_wait() {
             // Somebody else may have been quicker.
-            if let Ok(client) = Client::connect(&socket) {
+            if let Some(client) = found(Client::connect(&socket))? {
                 return Ok((client, None));
             }
             let said = fs::read_to_string(&log).unwrap_or_default();
@@ -109,12 +117,25 @@ pub fn connect_or_start(
             return Err(LaunchError::Ended { status, said });
         }
         if Instant::now() >= deadline {
-            // It may end later, and whoever started it goes on living.
-            thread::spawn(move || child.wait());
+            leave_behind(child);
             return Err(LaunchError::Silent { log });
         }
         thread::sleep(Duration::from_millis(10));
     }
+}
+
+/// The service, if there is one. One that has more connections waiting than it accepts for a while is there.
+fn found(connected: Result<Client, ClientError>) -> Result<Option<Client>, LaunchError> {
+    match connected {
+        Ok(client) => Ok(Some(client)),
+        Err(error) if error.is_late() => Err(LaunchError::Busy(error)),
+        Err(_) => Ok(None),
+    }
+}
+
+/// It may end later, and whoever started it goes on living.
+fn leave_behind(mut child: Child) {
+    thread::spawn(move || child.wait());
 }
 
 fn spawn(folder: &Path, log: &Path, home: Home) -> Result<Child, LaunchError> {
@@ -186,7 +207,37 @@ pub fn left(folder: &Path) -> Left {
 
 #[cfg(test)]
 mod tests {
+    use std::{io::Read, os::unix::net::UnixStream};
+
+    use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
+
     use super::*;
+
+    /// As of one that was stopped, or has hundreds who ask: another one wouldn't start beside it, and its own refusal says nothing of that.
+    #[test]
+    fn a_service_that_takes_no_connections_is_not_taken_for_none() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = control_socket(folder.path());
+        let connect = || found(Client::connect_within(&path, Duration::from_millis(20)));
+        assert!(connect().unwrap().is_none(), "there is none");
+        let flags = SocketFlags::CLOEXEC;
+        let listening = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None).unwrap();
+        net::bind(&listening, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+        net::listen(&listening, 0).unwrap();
+        let first = connect().unwrap().unwrap();
+        assert!(matches!(connect(), Err(LaunchError::Busy(_))));
+        // Who waits for its turn gets it.
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| found(Client::connect_within(&path, PATIENCE)));
+            let accepted = net::accept(&listening).unwrap();
+            drop(first);
+            assert!(waiting.join().unwrap().unwrap().is_some());
+            let ended = UnixStream::from(accepted).read(&mut [0]).unwrap();
+            assert_eq!(ended, 0);
+        });
+        drop(listening);
+        assert!(connect().unwrap().is_none(), "nobody listens any more");
+    }
 
     #[test]
     fn targets_of_leases_are_told_from_others() {

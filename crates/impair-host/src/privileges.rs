@@ -27,5 +27,5 @@ pub const KEPT: &[Kept] = &[
     ),
 ];
 
-/// Descriptors that the service wants to be able to have: about ten for each target.
+/// Descriptors that the service wants to be able to have: about eleven for each target.
 pub(crate) const DESCRIPTORS: u64 = 65_536;

@@ -8,9 +8,10 @@ use std::{
     fs::{DirBuilder, File},
     io,
     os::{fd::AsFd, unix::fs::DirBuilderExt},
+    panic::{AssertUnwindSafe, catch_unwind},
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, mpsc},
-    thread,
+    sync::mpsc::{self, RecvTimeoutError},
+    thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
 
@@ -28,20 +29,14 @@ use sandwire_engine::PoolLimits;
 use sandwire_kernel_net::privileges::{keep_only, raise_descriptor_limit};
 
 use crate::{
-    control::{
-        TARGETS, control_socket,
-        server::{Server, SharedHost, lock},
-    },
+    control::{TARGETS, control_socket, server::Server},
     error::Error,
-    host::{self, Host, Leaving},
+    host::{self, Host, SharedHost},
     privileges,
 };
 
 /// How often it is looked whether interfaces are still there.
-const LOOK: Timespec = Timespec {
-    tv_sec: 0,
-    tv_nsec: 500_000_000,
-};
+const LOOK: Duration = Duration::from_millis(500);
 
 /// How often it is looked whether there is room for another control connection, where there was none.
 const FULL: Timespec = Timespec {
@@ -124,14 +119,16 @@ pub fn run(settings: &Settings) -> Result<(), ServiceError> {
     let listening = format!("listen at {}", socket.display());
     // Before anything of an earlier process is touched: it may be alive.
     let server = Server::listen(&socket, host.clone()).map_err(failed(&listening))?;
-    lock(&host).recall()?;
+    host.lock().recall()?;
+    let looker = Looker::start(host.clone()).map_err(failed("start a thread"))?;
     tracing::info!(folder = %folder.display(), threads = settings.threads, "the impairment service is ready");
     notify(sd_notify::NotifyState::Ready);
-    let outcome = serve(&signals, &server, &host);
+    let outcome = serve(&signals, &server);
     tracing::info!("the impairment service ends");
     notify(sd_notify::NotifyState::Stopping);
     let removed = std::fs::remove_file(&socket);
     drop(server);
+    drop(looker);
     leave(&signals, &host, settings.patience);
     if let Err(error) = removed {
         tracing::warn!(%error, "removing the control socket failed");
@@ -156,23 +153,62 @@ fn start_host(settings: &Settings) -> Result<SharedHost, ServiceError> {
         },
         uses_links: features.tcx,
     })?;
-    Ok(Arc::new(Mutex::new(host)))
+    Ok(SharedHost::new(host))
+}
+
+/// Looks from time to time whether interfaces are still there, until it is dropped.
+struct Looker {
+    enough: Option<mpsc::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Looker {
+    fn start(host: SharedHost) -> io::Result<Self> {
+        let (enough, is_enough) = mpsc::channel();
+        let look = move || {
+            let mut pause = LOOK;
+            while is_enough.recv_timeout(pause) == Err(RecvTimeoutError::Timeout) {
+                let looked = catch_unwind(AssertUnwindSafe(|| host.look()));
+                // Where some are gone others may be, too.
+                let goes_on = looked.unwrap_or_else(|_| {
+                    tracing::error!("a look at impaired interfaces ended early");
+                    false
+                });
+                pause = if goes_on { Duration::ZERO } else { LOOK };
+            }
+        };
+        let thread = thread::Builder::new().name("look".to_owned()).spawn(look)?;
+        Ok(Self {
+            enough: Some(enough),
+            thread: Some(thread),
+        })
+    }
+}
+
+impl Drop for Looker {
+    fn drop(&mut self) {
+        drop(self.enough.take());
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            tracing::error!("the thread that looks for interfaces panicked");
+        }
+    }
 }
 
 /// Until a signal says that it is enough.
-fn serve(signals: &SignalFd, server: &Server, host: &SharedHost) -> io::Result<()> {
-    let mut looked = Instant::now();
+fn serve(signals: &SignalFd, server: &Server) -> io::Result<()> {
     loop {
         // Who connects to a server that is full waits: nobody tells when it isn't any more.
         let (connections, patience) = match server.has_room() {
-            true => (PollFlags::IN, LOOK),
-            false => (PollFlags::empty(), FULL),
+            true => (PollFlags::IN, None),
+            false => (PollFlags::empty(), Some(&FULL)),
         };
         let mut fds = [
             PollFd::from_borrowed_fd(signals.as_fd(), PollFlags::IN),
             PollFd::from_borrowed_fd(server.listener().as_fd(), connections),
         ];
-        match poll(&mut fds, Some(&patience)) {
+        match poll(&mut fds, patience) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(error) => return Err(error.into()),
         }
@@ -183,23 +219,17 @@ fn serve(signals: &SignalFd, server: &Server, host: &SharedHost) -> io::Result<(
         if !fds[1].revents().is_empty() {
             server.accept();
         }
-        if looked.elapsed() >= Duration::from_millis(500) {
-            looked = Instant::now();
-            lock(host).look();
-        }
     }
 }
 
 /// Lets the packets of all targets go; a second signal, or the end of patience, flushes them.
 fn leave(signals: &SignalFd, host: &SharedHost, patience: Duration) {
-    let leaving = lock(host).begin_clear_all();
+    let leaving = host.begin_clear_all();
     let count = leaving.len();
     let (left, all_left) = mpsc::channel();
     let other = host.clone();
     let wait = move || {
-        for one in &leaving {
-            finish(&other, one);
-        }
+        other.finish_clear_all(leaving);
         let _ = left.send(());
     };
     let deadline = Instant::now() + patience;
@@ -218,16 +248,7 @@ fn leave(signals: &SignalFd, host: &SharedHost, patience: Duration) {
             break;
         }
     }
-    lock(host).flush_all();
-}
-
-fn finish(host: &SharedHost, leaving: &Leaving) {
-    let outcome = leaving.wait();
-    if outcome.is_ok()
-        && let Err(error) = lock(host).finish_clear(leaving)
-    {
-        tracing::error!(%error, "a diversion can't be taken away");
-    }
+    host.flush_all();
 }
 
 fn make_folder(path: &Path) -> io::Result<()> {

@@ -262,6 +262,48 @@ fn only_connections_of_the_addresses_named_are_forgotten() {
     });
 }
 
+/// Among so many the kernel is asked for those of single addresses.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn connections_of_few_addresses_are_found_among_very_many() {
+    lab::run(|lab| {
+        let mut socket = Socket::netfilter().unwrap();
+        let file = lab.folder().join("connections");
+        let mut lines = String::new();
+        let mut enter = |source: &str, target: &str, answering: &str, number: u32| {
+            let ports = format!("--sport {} --dport 53", 1000 + number);
+            let reply = format!(
+                "-r {answering} -q 192.0.2.9 --reply-port-src 53 --reply-port-dst {}",
+                1000 + number
+            );
+            let reply = if answering.is_empty() { "" } else { &reply };
+            lines += &format!("-I -p udp -s {source} -d {target} {ports} {reply} -t 300\n");
+        };
+        for number in 0..31_000 {
+            enter("10.64.0.8", "203.0.113.2", "", number);
+        }
+        // Behind the host's address, by a published port, and as it is.
+        enter("10.64.0.7", "203.0.113.2", "203.0.113.2", 1);
+        enter("203.0.113.2", "192.0.2.1", "10.64.0.7", 2);
+        enter("203.0.113.2", "10.64.0.7", "", 3);
+        enter("fd00:c10e::7", "2001:db8::1", "", 4);
+        enter("2001:db8::1", "fd00:c10e::7", "", 5);
+        enter("fd00:c10e::8", "2001:db8::1", "", 6);
+        std::fs::write(&file, lines).unwrap();
+        lab.run(&format!("conntrack --load-file {}", file.display()));
+        assert_eq!(conntrack::count(&mut socket).unwrap(), 31_006);
+        let addresses: HashSet<IpAddr> = ["10.64.0.7", "fd00:c10e::7"]
+            .map(|address| address.parse().unwrap())
+            .into();
+        assert_eq!(conntrack::forget(&mut socket, &addresses).unwrap(), 5);
+        assert_eq!(conntrack::forget(&mut socket, &addresses).unwrap(), 0);
+        assert_eq!(conntrack::count(&mut socket).unwrap(), 31_001);
+        let left = lab.run("conntrack -L -f ipv4") + &lab.run("conntrack -L -f ipv6");
+        assert!(left.contains("10.64.0.8 ") && left.contains("fd00:c10e::8 "));
+        assert!(!left.contains("10.64.0.7 ") && !left.contains("fd00:c10e::7 "));
+    });
+}
+
 #[test]
 #[ignore = "needs root: cargo xtask test netns"]
 fn flows_of_udp_are_forgotten_by_whom_they_called_and_who_answers() {

@@ -16,14 +16,20 @@ const INTERVAL: Duration = Duration::from_secs(2);
 
 /// Looks from time to time, and at once when a lease has ended, for ever.
 pub(crate) async fn sweep(impairments: Arc<Impairments>, slots: Arc<Slots>) {
+    let mut said = String::new();
     loop {
         if impairments.may_be.load(Ordering::Relaxed) {
             let (ours, theirs) = (Arc::clone(&impairments), Arc::clone(&slots));
             let look = move || ours.look(&theirs);
             match tokio::task::spawn_blocking(look).await {
-                Ok(Ok(())) => {}
+                Ok(Ok(())) => said.clear(),
                 Ok(Err(error)) => {
-                    tracing::warn!(%error, "impaired leases can't be looked after");
+                    // What stays so is said once.
+                    let text = error.to_string();
+                    if text != said {
+                        tracing::warn!(%error, "impaired leases can't be looked after");
+                    }
+                    said = text;
                 }
                 Err(error) => tracing::error!(%error, "a look at impaired leases ended early"),
             }
@@ -75,12 +81,7 @@ impl Impairments {
                 let is_any_left = !left.is_empty();
                 self.known.replace(false, left);
                 if !is_any_left {
-                    // It has ended as it should, with all impairments.
-                    self.pending.clear();
-                    self.may_be.store(false, Ordering::Relaxed);
-                    let led = self.lead(slots, &before);
-                    self.is_taken_up.store(true, Ordering::Relaxed);
-                    return led;
+                    return self.note_ended(slots, &before);
                 }
                 // It takes up again what it remembers.
                 self.connect_or_start()?
@@ -117,15 +118,27 @@ impl Impairments {
             }
         }
         self.known.replace(true, present);
-        failure = failure.or(self.lead(slots, &before).err());
+        let led = self.lead(slots, &before);
+        is_taken_up &= led.is_ok();
+        failure = failure.or(led.err());
         self.is_taken_up.store(is_taken_up, Ordering::Relaxed);
-        is_any_left |= !self.pending.leases().is_empty();
+        is_any_left |= !is_taken_up || !self.pending.leases().is_empty();
         self.may_be.store(is_any_left, Ordering::Relaxed);
         failure.map_or(Ok(()), Err)
     }
 
+    /// Takes note that the service has ended as it should, with all impairments.
+    fn note_ended(&self, slots: &Slots, before: &[LeaseKey]) -> Result<(), ImpairError> {
+        self.pending.clear();
+        let led = self.lead(slots, before);
+        self.is_taken_up.store(led.is_ok(), Ordering::Relaxed);
+        self.may_be.store(led.is_err(), Ordering::Relaxed);
+        led
+    }
+
     /// Has packets of leases that are impaired, or may be, pass where they are diverted, and those of leases that were as they would
-    /// otherwise. Goes on after a failure; the first counts.
+    /// otherwise. Goes on after a failure, as of a pool that the host refused at the start; the first counts, and has all leases looked at
+    /// again.
     fn lead(&self, slots: &Slots, before: &[LeaseKey]) -> Result<(), ImpairError> {
         let mut outcome = Ok(());
         for lease in self.known.leases().iter().chain(before) {

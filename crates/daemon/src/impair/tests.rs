@@ -421,6 +421,33 @@ fn a_lease_that_an_earlier_daemon_has_led_another_way_is_led_as_usual() {
     }
 }
 
+/// The pool is served by and by, and then its lease goes as usual, with nobody having asked for it.
+#[test]
+fn a_lease_of_a_pool_that_was_refused_at_the_start_is_led_as_usual_later() {
+    let lease = LeaseKey {
+        owner_uid: 0,
+        name: "a".parse().unwrap(),
+    };
+    for has_service in [true, false] {
+        let lab = Lab::new();
+        lab.slots.set_impaired(&lease, true).unwrap();
+        if !has_service {
+            std::fs::remove_file(control_socket(lab.folder.path())).unwrap();
+        }
+        let set_refused = |is| *lab.network.is_pool_refused.lock().unwrap() = is;
+        set_refused(true);
+        for _ in 0..2 {
+            lab.impairments.look(&lab.slots).unwrap_err();
+            assert_eq!(lab.led(), 1);
+            let may_be = &lab.impairments.may_be;
+            assert!(may_be.load(Ordering::Relaxed), "it is looked again");
+        }
+        set_refused(false);
+        lab.impairments.look(&lab.slots).unwrap();
+        assert_eq!(lab.led(), 0, "{has_service}");
+    }
+}
+
 /// As of a daemon that was killed meanwhile.
 #[test]
 fn a_lease_that_an_earlier_daemon_has_impaired_by_half_is_impaired_as_a_whole() {

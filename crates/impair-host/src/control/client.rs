@@ -117,7 +117,7 @@ impl Client {
         Self::connect_within(path, PATIENCE)
     }
 
-    fn connect_within(path: &Path, patience: Duration) -> Result<Self, ClientError> {
+    pub(crate) fn connect_within(path: &Path, patience: Duration) -> Result<Self, ClientError> {
         let stream = connect(path, patience).map_err(|source| ClientError::Connect {
             path: path.to_owned(),
             source,

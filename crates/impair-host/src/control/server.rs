@@ -8,7 +8,7 @@ use std::{
     },
     path::Path,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicUsize, Ordering},
     },
     thread,
@@ -24,18 +24,13 @@ use rustix::{
 use super::{
     Cleared, PEERS_MAX, REQUEST_MAX, RefusalCode, Request, Response, Target, client::connect,
 };
-use crate::{error::Error, host::Host};
+use crate::{
+    error::Error,
+    host::{Host, SharedHost},
+};
 
 /// How long a start waits for room in the queue of who listens in its place.
 const QUEUE_PATIENCE: Duration = Duration::from_millis(100);
-
-/// All targets, for all connections.
-pub(crate) type SharedHost = Arc<Mutex<Host>>;
-
-/// The targets, whoever panicked while they had them: each step leaves them whole.
-pub(crate) fn lock(host: &SharedHost) -> MutexGuard<'_, Host> {
-    host.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// Where control connections come in.
 #[derive(Debug)]
@@ -154,23 +149,24 @@ fn obey(line: &[u8], host: &SharedHost, asker: &UnixStream) -> Response {
 
 fn carry_out(request: Request, host: &SharedHost, asker: &UnixStream) -> Result<Response, Error> {
     Ok(match request {
-        Request::Hello => hello(&lock(host)),
+        Request::Hello => hello(&host.lock()),
         Request::Set {
             target,
             owner,
             impairment,
             force,
         } => {
-            let mut host = lock(host);
-            refuse_left(&target, asker)?;
-            host.set(&target, &owner, &impairment, force)?;
+            host.with(&target, |host| {
+                refuse_left(&target, asker)?;
+                host.set(&target, &owner, &impairment, force)
+            })?;
             Response::Done
         }
         Request::Clear { target, flush } => Response::Cleared {
             cleared: clear(host, &target, flush, asker)?,
         },
         Request::List { traces_of } => Response::Targets {
-            targets: lock(host).list(traces_of.as_ref())?,
+            targets: host.lock().list(traces_of.as_ref())?,
         },
     })
 }
@@ -207,16 +203,15 @@ fn clear(
     flush: bool,
     asker: &UnixStream,
 ) -> Result<Cleared, Error> {
-    let leaving = {
-        let mut host = lock(host);
+    let leaving = host.with(target, |host| {
         refuse_left(target, asker)?;
-        host.begin_clear(target, flush)?
-    };
+        host.begin_clear(target, flush)
+    })?;
     let Some(leaving) = leaving else {
         return Ok(Cleared::default());
     };
     let cleared = leaving.wait()?;
-    lock(host).finish_clear(&leaving)?;
+    host.finish_clear(&leaving)?;
     Ok(cleared)
 }
 
@@ -250,7 +245,7 @@ mod tests {
             limits: PoolLimits::default(),
             uses_links: true,
         };
-        let host = Arc::new(Mutex::new(Host::start(settings).unwrap()));
+        let host = SharedHost::new(Host::start(settings).unwrap());
         let target = Target {
             netns: None,
             interface: "nosuch".to_owned(),

@@ -3,6 +3,8 @@
 //! With its thread an engine's TAPs are gone: packets of its targets are dropped or pass, as was said of each. The
 //! packets that were under way are lost.
 
+use std::sync::Arc;
+
 use super::{Host, Key};
 use crate::{control::State, worker::Worker};
 
@@ -14,7 +16,7 @@ impl Host {
                 continue;
             }
             match Worker::start(number, self.settings.limits) {
-                Ok(worker) => self.workers[number] = worker,
+                Ok(worker) => self.workers[number] = Arc::new(worker),
                 Err(error) => {
                     tracing::error!(engine = number, %error, "an engine has ended, and can't be started anew; trying again");
                     continue;
@@ -34,23 +36,16 @@ impl Host {
 
     /// Takes up a target again whose engine had ended; one that was about to end ends.
     fn take_up_lost(&mut self, key: Key) {
+        let state = self.entries.get(&key).map(|entry| entry.state.clone());
+        match state {
+            Some(State::Impaired) => {}
+            Some(State::Draining) => return self.part_later(key, None),
+            Some(State::Ended { .. }) | None => return,
+        }
         let Some(mut entry) = self.entries.remove(&key) else {
             return;
         };
         let target = entry.remembered.target.clone();
-        match entry.state {
-            State::Impaired => {}
-            State::Draining => {
-                if let Err(error) = self.take_away(&entry) {
-                    tracing::error!(%target, %error, "what is left of it can't be removed");
-                }
-                return;
-            }
-            State::Ended { .. } => {
-                self.entries.insert(key, entry);
-                return;
-            }
-        }
         match self.take_up(&entry.remembered) {
             Ok(()) => tracing::info!(%target, "impaired again"),
             Err(error) => {

@@ -20,7 +20,7 @@ impl Host {
         let (mut of_users, mut of_user) = (own, own);
         for (other, entry) in &self.entries {
             let owner = entry.remembered.owner.uid();
-            if *other == key || owner == 0 {
+            if *other == key || owner == 0 || entry.is_parting {
                 continue;
             }
             of_users += entry.bytes;

@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 
 use sandwire_kernel_net::{
     interface::{self, InterfaceIndex},
-    netlink::Socket,
     tc::Hook,
 };
 
@@ -86,8 +85,8 @@ impl Entry {
     /// Packets that the TAPs dropped since the engine didn't read them in time, by ingress and egress. Also what the
     /// interface is called now, if it is there.
     fn unread(&self) -> ([u64; 2], Option<String>) {
-        let count = || {
-            let mut socket = Socket::route()?;
+        let count = || -> Result<_, Error> {
+            let mut socket = self.lock_route();
             let mut counts = [0; 2];
             for (count, (name, _)) in counts.iter_mut().zip(&self.taps) {
                 let found = interface::find_with_traffic(&mut socket, name)?;
@@ -97,6 +96,6 @@ impl Entry {
             let interface = interface::find_by_index(&mut socket, index)?;
             Ok((counts, interface.map(|found| found.name)))
         };
-        self.namespace.inside(count).unwrap_or_default()
+        count().unwrap_or_default()
     }
 }

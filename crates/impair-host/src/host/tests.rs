@@ -57,6 +57,24 @@ impl<'a> Bench<'a> {
         leaving
     }
 
+    fn finish_clear(&mut self, leaving: &Leaving) {
+        let parting = self.host.finish_clear(leaving);
+        self.carry_out(parting);
+    }
+
+    fn look(&mut self) {
+        self.host.look();
+        let going = self.host.take_going();
+        self.carry_out(going);
+    }
+
+    fn carry_out(&mut self, going: impl IntoIterator<Item = Parting>) {
+        for parting in going {
+            parting.carry_out().unwrap();
+            self.host.parted(&parting);
+        }
+    }
+
     /// What they are called now.
     fn listed(&self) -> Vec<String> {
         let listed = self.host.list(None).unwrap().into_iter();
@@ -81,10 +99,54 @@ fn who_has_waited_for_an_end_does_not_end_what_came_after_it() {
         bench.set("a").unwrap();
         let slow = bench.begin_clear("a", false);
         let quick = bench.begin_clear("a", true);
-        bench.host.finish_clear(&quick).unwrap();
+        bench.finish_clear(&quick);
         bench.set("a").unwrap();
-        bench.host.finish_clear(&slow).unwrap();
+        bench.finish_clear(&slow);
         assert_eq!(bench.listed(), ["a"]);
+    });
+}
+
+/// The kernel takes some 20 ms for each program and each TAP.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn who_ends_a_target_holds_up_nobody_but_who_wants_that_one() {
+    lab::run(|lab| {
+        let mut bench = Bench::new(lab);
+        bench.make("a");
+        bench.make("b");
+        bench.set("a").unwrap();
+        let leaving = bench.begin_clear("a", false);
+        let parting = bench.host.finish_clear(&leaving).unwrap();
+        assert!(bench.host.finish_clear(&leaving).is_none(), "one does it");
+        bench.set("b").unwrap();
+        bench.host.look();
+        assert_eq!(bench.host.take_going().len(), 0);
+        assert_eq!(bench.listed(), ["a", "b"]);
+        let state = |host: &Host| host.list(None).unwrap()[0].state.clone();
+        assert_eq!(state(&bench.host), State::Draining);
+        let shared = SharedHost::new(bench.host);
+        thread::scope(|scope| {
+            let other = &shared;
+            let again = scope.spawn(move || other.finish_clear(&leaving));
+            let anew = scope.spawn(|| {
+                let (owner, impairment) = (Owner::User { uid: 0 }, "loss 1%".parse().unwrap());
+                let set = |host: &mut Host| host.set(&target("a"), &owner, &impairment, false);
+                shared.with(&target("a"), set)
+            });
+            thread::sleep(Duration::from_millis(100));
+            assert!(!again.is_finished() && !anew.is_finished());
+            shared.carry_out(&parting).unwrap();
+            again.join().unwrap().unwrap();
+            anew.join().unwrap().unwrap();
+        });
+        assert_eq!(state(&shared.lock()), State::Impaired);
+        // With the service all end, also those that somebody else is about to.
+        let leaving = shared.begin_clear_all();
+        assert_eq!(leaving.len(), 2);
+        drop(leaving);
+        shared.flush_all();
+        assert_eq!(lab.run("ip -o link").matches(": swd").count(), 0);
+        assert!(!std::path::Path::new(divert::FOLDER).exists());
     });
 }
 
@@ -144,10 +206,10 @@ fn a_namespace_whose_file_is_deleted_is_not_kept() {
         let mut bench = Bench::new(lab);
         let far = make_far(lab, "near0");
         bench.impair(&far, "delay 1ms").unwrap();
-        bench.host.look();
+        bench.look();
         assert_eq!(bench.listed(), ["far0"]);
         lab.run("ip netns del far");
-        bench.host.look();
+        bench.look();
         assert_eq!(bench.listed(), [""; 0]);
         assert!(goes(lab, "near0"));
         assert!(!std::path::Path::new(divert::FOLDER).exists());
@@ -159,7 +221,7 @@ fn a_namespace_whose_file_is_deleted_is_not_kept() {
         make_far(lab, "near2");
         bench.impair(&far, "delay 1ms").unwrap();
         assert_eq!(bench.listed(), ["far0", "far0"]);
-        bench.host.look();
+        bench.look();
         assert_eq!(bench.listed(), ["far0"]);
         assert!(goes(lab, "near1"));
         assert!(lab.run("ip -o link").contains(": near2@"));
@@ -177,11 +239,11 @@ fn the_last_packets_of_a_deleted_namespace_are_not_waited_for() {
         lab.shell("ip netns exec far ping -n -q -c 1 -W 0.2 10.9.0.1 || true");
         let leaving = bench.host.begin_clear(&far, false).unwrap().unwrap();
         lab.run("ip netns del far");
-        bench.host.look();
+        bench.look();
         let cleared = leaving.wait().unwrap();
         assert!(cleared.was_impaired && cleared.flushed > 0, "{cleared:?}");
         assert_eq!(cleared.released, 0);
-        bench.host.finish_clear(&leaving).unwrap();
+        bench.finish_clear(&leaving);
         assert!(goes(lab, "near0"));
     });
 }
@@ -198,11 +260,11 @@ fn a_name_means_the_interface_that_has_it_now() {
         lab.run("ip link set dev b name a");
         bench.set("a").unwrap();
         let leaving = bench.begin_clear("a", true);
-        bench.host.finish_clear(&leaving).unwrap();
+        bench.finish_clear(&leaving);
         assert_eq!(bench.listed(), ["before"]);
         // Nobody else is called so any more.
         let leaving = bench.begin_clear("a", true);
-        bench.host.finish_clear(&leaving).unwrap();
+        bench.finish_clear(&leaving);
         assert_eq!(bench.listed(), [""; 0]);
     });
 }
@@ -217,7 +279,7 @@ fn why_a_renamed_interface_is_impaired_no_more_is_told() {
         lab.run("ip link set dev a name b");
         let [tap, _] = &bench.host.entries.values().next().unwrap().taps;
         lab.run(&format!("ip link del dev {}", tap.0));
-        bench.host.look();
+        bench.look();
         let listed = bench.host.list(None).unwrap();
         let reason = "somebody has deleted a TAP of ours".to_owned();
         assert_eq!(listed[0].state, State::Ended { reason });
@@ -236,7 +298,7 @@ fn what_has_ended_by_itself_takes_no_place_from_others() {
         bench.set("b").unwrap();
         assert!(matches!(bench.set("c"), Err(Error::Full { .. })));
         lab.run("ip link del dev a");
-        bench.host.look();
+        bench.look();
         assert_eq!(bench.listed(), ["a", "b"]);
         bench.set("c").unwrap();
         assert_eq!(bench.listed(), ["b", "c"]);
@@ -329,7 +391,7 @@ fn an_engine_that_has_panicked_is_started_anew_with_its_targets() {
         bench.host.workers[0].panic();
         assert!(!passes(lab));
         assert!(matches!(bench.host.list(None), Err(Error::EngineGone)));
-        bench.host.look();
+        bench.look();
         assert!(passes(lab));
         assert_eq!(bench.listed(), ["a"]);
         let state = &bench.host.list(None).unwrap()[0].state;
@@ -337,7 +399,7 @@ fn an_engine_that_has_panicked_is_started_anew_with_its_targets() {
         // Of the one that was about to end nothing is left.
         assert_eq!(lab.run("ip -o link").matches(": swd").count(), 2);
         let leaving = bench.begin_clear("a", false);
-        bench.host.finish_clear(&leaving).unwrap();
+        bench.finish_clear(&leaving);
         assert!(passes(lab));
         assert!(!std::path::Path::new(divert::FOLDER).exists());
     });
@@ -353,7 +415,7 @@ fn a_service_that_ends_after_a_panic_leaves_no_interface_closed() {
         bench.host.workers[0].panic();
         for leaving in bench.host.begin_clear_all() {
             leaving.wait().unwrap();
-            bench.host.finish_clear(&leaving).unwrap();
+            bench.finish_clear(&leaving);
         }
         assert_eq!(lab.run("ip -o link").matches(": swd").count(), 0);
         assert!(!std::path::Path::new(divert::FOLDER).exists());
@@ -470,7 +532,7 @@ fn what_another_service_impairs_by_now_is_left_to_it() {
         bench.host.recall().unwrap();
         assert_eq!(bench.listed(), [""; 0]);
         assert!(bench.host.memory.read().unwrap().0.is_empty());
-        other.host.look();
+        other.look();
         assert_eq!(
             other.host.list(None).unwrap()[0].state,
             State::Impaired,

@@ -13,14 +13,18 @@ use crate::{
 };
 
 impl Host {
-    /// Gives up the targets whose namespaces have no file any more, or one that leads to another.
-    pub(super) fn drop_torn_down(&mut self) {
-        let torn_down = self
-            .entries
-            .iter()
-            .filter(|(_, entry)| entry.is_torn_down());
-        let torn_down: Vec<Key> = torn_down.map(|(key, _)| *key).collect();
-        self.drop_all(torn_down);
+    /// Gives up a target whose namespace has no file any more, or one that leads to another.
+    pub(super) fn drop_torn_down(&mut self, key: Key) {
+        let Some(entry) = self.entries.get(&key) else {
+            return;
+        };
+        let target = &entry.remembered.target;
+        if entry.is_of_lease() {
+            tracing::info!(%target, "its slot has been torn down");
+        } else {
+            tracing::info!(%target, "the file of its network namespace is gone, or leads to another now");
+        }
+        self.part_later(key, None);
     }
 
     /// Takes away what was impaired by the target's name, for a lease, before that led to another interface.
@@ -28,34 +32,19 @@ impl Host {
         let is_replaced = |(other, entry): &(&Key, &Entry)| {
             let known = &entry.remembered.target;
             let is_same = known.netns == target.netns && known.interface == target.interface;
-            entry.is_of_lease() && is_same && **other != key
+            entry.is_of_lease() && !entry.is_parting && is_same && **other != key
         };
         let replaced = self.entries.iter().filter(is_replaced);
         let replaced: Vec<Key> = replaced.map(|(key, _)| *key).collect();
-        self.drop_all(replaced);
-    }
-
-    fn drop_all(&mut self, keys: Vec<Key>) {
-        for key in keys {
-            let Some(entry) = self.entries.remove(&key) else {
-                continue;
-            };
-            let target = &entry.remembered.target;
-            if entry.is_of_lease() {
-                tracing::info!(%target, "its slot has been torn down");
-            } else {
-                tracing::info!(%target, "the file of its network namespace is gone, or leads to another now");
-            }
-            if let Err(error) = self.take_away(&entry) {
-                tracing::error!(%target, %error, "what is left of it can't be removed");
-            }
+        for key in replaced {
+            self.drop_torn_down(key);
         }
     }
 }
 
 impl Entry {
     /// Whether its namespace has no file any more, or another has it.
-    fn is_torn_down(&self) -> bool {
+    pub(super) fn is_torn_down(&self) -> bool {
         let netns = self.remembered.target.netns.as_deref();
         let Some(netns) = netns.filter(|netns| self.is_of_lease() || !is_of_process(netns)) else {
             return false;

@@ -17,7 +17,8 @@ impl Host {
         let (mut of_all, mut of_users, mut of_user) = (0, 0, 0);
         for entry in self.entries.values() {
             let other = entry.remembered.owner.uid();
-            let count = usize::from(entry.state == State::Draining);
+            let waits = entry.state == State::Draining && !entry.is_parting;
+            let count = usize::from(waits);
             of_all += count;
             of_users += if other == 0 { 0 } else { count };
             of_user += if other == uid { count } else { 0 };

@@ -12,8 +12,14 @@ use crate::{failure::Failure, output::note, render};
 
 /// Connects to the service of that folder. None if there is none, and none has left anything.
 pub(super) fn connect(folder: &Path) -> Result<Option<Client>, Failure> {
-    match Client::connect(&control_socket(folder)) {
+    found(folder, Client::connect(&control_socket(folder)))
+}
+
+/// The service, if there is one.
+fn found(folder: &Path, connected: Result<Client, ClientError>) -> Result<Option<Client>, Failure> {
+    match connected {
         Ok(client) => Ok(Some(client)),
+        Err(error) if error.is_late() => Err(failure(error)),
         Err(ClientError::Connect { path, source })
             if source.kind() == ErrorKind::PermissionDenied =>
         {
@@ -35,10 +41,12 @@ pub(super) fn connect(folder: &Path) -> Result<Option<Client>, Failure> {
 
 /// The same; what a service has left that has died, another takes up first.
 pub(crate) fn connect_to_clear(folder: &Path) -> Result<Option<Client>, Failure> {
-    if Client::connect(&control_socket(folder)).is_err() && left_targets(folder) > 0 {
+    let connected = Client::connect(&control_socket(folder));
+    let is_gone = connected.as_ref().is_err_and(|error| !error.is_late());
+    if is_gone && left_targets(folder) > 0 {
         return connect_or_start(folder).map(|(client, _)| Some(client));
     }
-    connect(folder)
+    found(folder, connected)
 }
 
 /// How many a service of that folder has left that has died. One that was told to end leaves none.
@@ -51,6 +59,7 @@ pub(crate) fn connect_or_start(folder: &Path) -> Result<(Client, bool), Failure>
     let failed = |error: LaunchError| {
         let message = format!("cannot start the impairment service: {error}");
         match error {
+            LaunchError::Busy(error) => failure(error),
             LaunchError::NotRoot => Failure::refused(message),
             _ => Failure::failed(message),
         }
