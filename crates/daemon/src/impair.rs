@@ -107,6 +107,8 @@ pub(crate) struct Impairments {
     endings: Endings,
     /// Whether it was looked what an earlier daemon has left half done.
     is_taken_up: AtomicBool,
+    /// Whether packets of all leases go where they should, as of the last look. Until then all leases are looked at.
+    is_led: AtomicBool,
     /// The service has not answered the last look in time. Until it answers one nobody else asks it: each would wait for as long, and leave
     /// a connection in its queue.
     is_late: AtomicBool,
@@ -129,6 +131,7 @@ impl Impairments {
             pending: Pending::default(),
             endings: Endings::default(),
             is_taken_up: AtomicBool::new(false),
+            is_led: AtomicBool::new(false),
             is_late: AtomicBool::new(false),
             ended: Notify::new(),
         }

@@ -134,17 +134,14 @@ pub(crate) fn map_numbers(folder: &Path) -> Result<BTreeSet<u32>, Error> {
     MAPS.into_iter().map(number).collect()
 }
 
-fn is_bpffs(path: &Path) -> bool {
-    // The type of the magic number depends on the machine.
-    rustix::fs::statfs(path).is_ok_and(|found| {
-        u64::try_from(found.f_type).is_ok_and(|found| found & 0xffff_ffff == BPF_FS_MAGIC)
-    })
-}
-
 /// Whether a folder is, or would be, in a bpffs.
 pub(crate) fn is_in_bpffs(folder: &Path) -> bool {
-    let found = folder.ancestors().find(|ancestor| ancestor.exists());
-    found.is_some_and(is_bpffs)
+    // Of the nearest that is there, in one question: between two it may go.
+    let mut found = folder.ancestors().map(rustix::fs::statfs);
+    let found = found.find_map(Result::ok);
+    // The type of the magic number depends on the machine.
+    let kind = found.and_then(|found| u64::try_from(found.f_type).ok());
+    kind.is_some_and(|kind| kind & 0xffff_ffff == BPF_FS_MAGIC)
 }
 
 /// Sees to it that the folder is, or will be, in a bpffs.
@@ -171,10 +168,15 @@ pub(crate) fn find_bpffs(folder: &Path, may_mount: bool) -> Result<(), Error> {
 
 /// Makes a folder, with those above it.
 pub(crate) fn make_folder(folder: &Path) -> Result<(), Error> {
-    fs::DirBuilder::new()
-        .recursive(true)
-        .mode(FOLDER_MODE)
-        .create(folder)
+    let make = || {
+        fs::DirBuilder::new()
+            .recursive(true)
+            .mode(FOLDER_MODE)
+            .create(folder)
+    };
+    // The one above may have been empty, and be removed by whoever used it last before there is something in it.
+    make()
+        .or_else(|_| make())
         .map_err(|source| Error::system("create", folder.display().to_string(), source))
 }
 

@@ -45,6 +45,13 @@ pub struct Target {
     pub side: Side,
 }
 
+impl Target {
+    /// Whether both name the same interface, whosever end it is.
+    pub(crate) fn is_same_interface(&self, other: &Self) -> bool {
+        self.netns == other.netns && self.interface == other.interface
+    }
+}
+
 /// Whose end of the wire an interface is. Egress and ingress are always as the sandbox sees them.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,

@@ -76,7 +76,7 @@ pub(crate) struct Host {
     next: Id,
     entries: BTreeMap<Key, Entry>,
     /// Ends that have been taken note of, for whoever has the lock to carry out without it.
-    going: Vec<Parting>,
+    partings: Vec<Parting>,
     /// The last one that was looked at, where others are still to be.
     looked: Option<Key>,
     /// Whether all end, and none begins any more.
@@ -141,7 +141,7 @@ impl Host {
             workers,
             next: 1,
             entries: BTreeMap::new(),
-            going: Vec::new(),
+            partings: Vec::new(),
             looked: None,
             is_ending: false,
         })
@@ -375,10 +375,10 @@ impl Host {
 
     /// Which of the targets that one is, if it is one.
     fn key_now(&self, target: &Target) -> Result<Option<Key>, Error> {
-        let by_name = self.entries.iter().find(|(_, entry)| {
-            let known = &entry.remembered.target;
-            known.netns == target.netns && known.interface == target.interface
-        });
+        let by_name = self
+            .entries
+            .iter()
+            .find(|(_, entry)| entry.remembered.target.is_same_interface(target));
         match (key_of(target), by_name) {
             // The same namespace may have another file, and another interface the name that this one had.
             (Ok(Some(key)), _) if self.entries.contains_key(&key) => Ok(Some(key)),

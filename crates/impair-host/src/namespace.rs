@@ -74,14 +74,16 @@ impl Namespace {
         work: impl FnOnce() -> Result<T, Error> + Send,
     ) -> Result<T, Error> {
         thread::scope(|scope| {
-            let worker = scope.spawn(|| {
+            let work_inside = || {
                 move_into_link_name_space(self.file.as_fd(), Some(LinkNameSpaceType::Network))
                     .map_err(|errno| Error::Enter {
                         source: errno.into(),
                     })?;
                 work()
-            });
+            };
+            let worker = thread::Builder::new().spawn_scoped(scope, work_inside);
             worker
+                .map_err(|source| Error::Enter { source })?
                 .join()
                 .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
         })

@@ -65,7 +65,7 @@ impl Impairments {
         slots: &Slots,
     ) -> Result<(), ImpairError> {
         // Also of slots that were repaired meanwhile.
-        let before = match self.is_taken_up.load(Ordering::Relaxed) {
+        let before = match self.is_led.load(Ordering::Relaxed) {
             true => [self.known.leases(), self.pending.leases()].concat(),
             // An earlier daemon may have ended before their packets had other ways, or after.
             false => slots.present_leases(),
@@ -118,11 +118,10 @@ impl Impairments {
             }
         }
         self.known.replace(true, present);
-        let led = self.lead(slots, &before);
-        is_taken_up &= led.is_ok();
-        failure = failure.or(led.err());
         self.is_taken_up.store(is_taken_up, Ordering::Relaxed);
-        is_any_left |= !is_taken_up || !self.pending.leases().is_empty();
+        let led = self.lead(slots, &before);
+        is_any_left |= !is_taken_up || led.is_err() || !self.pending.leases().is_empty();
+        failure = failure.or(led.err());
         self.may_be.store(is_any_left, Ordering::Relaxed);
         failure.map_or(Ok(()), Err)
     }
@@ -130,8 +129,9 @@ impl Impairments {
     /// Takes note that the service has ended as it should, with all impairments.
     fn note_ended(&self, slots: &Slots, before: &[LeaseKey]) -> Result<(), ImpairError> {
         self.pending.clear();
+        // Nothing is left of it that could be half done.
+        self.is_taken_up.store(true, Ordering::Relaxed);
         let led = self.lead(slots, before);
-        self.is_taken_up.store(led.is_ok(), Ordering::Relaxed);
         self.may_be.store(led.is_err(), Ordering::Relaxed);
         led
     }
@@ -145,6 +145,7 @@ impl Impairments {
             let is_impaired = self.known.has(lease) || self.pending.has(lease);
             outcome = outcome.and(slots.set_impaired(lease, is_impaired));
         }
+        self.is_led.store(outcome.is_ok(), Ordering::Relaxed);
         Ok(outcome?)
     }
 }

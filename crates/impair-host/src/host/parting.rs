@@ -71,12 +71,12 @@ impl Host {
     /// The same, and leaves it to whoever has the lock.
     pub(super) fn part_later(&mut self, key: Key, reason: Option<String>) {
         let parting = self.part(key, reason);
-        self.going.extend(parting);
+        self.partings.extend(parting);
     }
 
     /// What is to be carried out by whoever has the lock.
-    pub(crate) fn take_going(&mut self) -> Vec<Parting> {
-        mem::take(&mut self.going)
+    pub(crate) fn take_partings(&mut self) -> Vec<Parting> {
+        mem::take(&mut self.partings)
     }
 
     /// Takes note that nothing of it is left.
@@ -93,12 +93,12 @@ impl Host {
         }
     }
 
-    /// Whether somebody carries the end of that target out.
-    pub(super) fn is_parting(&self, target: &Target) -> bool {
-        self.is_any_parting()
-            && self
-                .key_now(target)
-                .is_ok_and(|key| key.is_some_and(|key| self.entries[&key].is_parting))
+    /// Whether somebody carries the end of that target out, whose key that was just now.
+    pub(super) fn is_parting(&self, target: &Target, key: Option<Key>) -> bool {
+        self.entries.iter().any(|(found, entry)| {
+            entry.is_parting
+                && (Some(*found) == key || entry.remembered.target.is_same_interface(target))
+        })
     }
 
     /// Whether somebody carries the end of that one out.

@@ -5,7 +5,7 @@ use std::{
     thread,
 };
 
-use super::{Host, Leaving, parting::Parting};
+use super::{Host, Leaving, key_of, parting::Parting};
 use crate::{control::Target, error::Error};
 
 /// Targets whose ends are carried out at a time by one thread's request: the kernel has each wait for other processors.
@@ -36,6 +36,7 @@ impl SharedHost {
         locked.unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// With the lock, once that isn't so any more: asked again whenever an end has been carried out.
     fn lock_when_not(&self, is_so: impl Fn(&Host) -> bool) -> MutexGuard<'_, Host> {
         let waited = self.0.parted.wait_while(self.lock(), |host| is_so(host));
         waited.unwrap_or_else(PoisonError::into_inner)
@@ -43,15 +44,21 @@ impl SharedHost {
 
     /// Does work on a target once no end of it is being carried out; then carries out what ends by that.
     pub(crate) fn with<T>(&self, target: &Target, work: impl FnOnce(&mut Host) -> T) -> T {
-        let mut host = self.lock_when_not(|host| host.is_parting(target));
+        let mut host = self.lock();
+        if host.is_any_parting() {
+            drop(host);
+            // Which target that is the kernel may be slow to say while many end.
+            let key = key_of(target).ok().flatten();
+            host = self.lock_when_not(|host| host.is_parting(target, key));
+        }
         let done = work(&mut host);
-        let going = host.take_going();
+        let partings = host.take_partings();
         drop(host);
-        self.carry_out_all(going);
+        self.carry_out_all(partings);
         done
     }
 
-    /// Takes the diversion away whose packets have gone. Whoever does so, it is gone then.
+    /// Takes the diversion away whose packets have gone. If somebody else is at it, that one is told what failed.
     pub(crate) fn finish_clear(&self, leaving: &Leaving) -> Result<(), Error> {
         let parting = self.lock().finish_clear(leaving);
         if let Some(parting) = parting {
@@ -65,10 +72,10 @@ impl SharedHost {
     pub(crate) fn look(&self) -> bool {
         let mut host = self.lock();
         host.look();
-        let going = host.take_going();
+        let partings = host.take_partings();
         drop(host);
-        let is_any = !going.is_empty();
-        self.carry_out_all(going);
+        let is_any = !partings.is_empty();
+        self.carry_out_all(partings);
         is_any
     }
 
@@ -76,9 +83,9 @@ impl SharedHost {
     pub(crate) fn begin_clear_all(&self) -> Vec<Leaving> {
         let mut host = self.lock();
         let begun = host.begin_clear_all();
-        let going = host.take_going();
+        let partings = host.take_partings();
         drop(host);
-        self.carry_out_all(going);
+        self.carry_out_all(partings);
         begun
     }
 
@@ -100,14 +107,14 @@ impl SharedHost {
             let _ = one.wait();
         }
         // Also where the engine is gone: without its TAPs the diversion would leave the interface without network.
-        let going = self.lock().part_all();
-        self.carry_out_all(going);
+        let partings = self.lock().part_all();
+        self.carry_out_all(partings);
         // The process ends next, and others may be at it.
         drop(self.lock_when_not(Host::is_any_parting));
     }
 
-    fn carry_out_all(&self, going: Vec<Parting>) {
-        together(going, |parting| {
+    fn carry_out_all(&self, partings: Vec<Parting>) {
+        together(partings, |parting| {
             if let Err(error) = self.carry_out(parting) {
                 let target = parting.target();
                 tracing::error!(%target, %error, "what is left of it can't be removed");
@@ -131,7 +138,7 @@ impl SharedHost {
 
 /// Does that for each, on some threads.
 fn together<T: Send>(all: Vec<T>, work: impl Fn(&T) + Sync) {
-    let threads = all.len().min(TOGETHER);
+    let others = all.len().min(TOGETHER).saturating_sub(1);
     let all = Mutex::new(all.into_iter());
     let next = || all.lock().unwrap_or_else(PoisonError::into_inner).next();
     let work_on = || {
@@ -139,12 +146,13 @@ fn together<T: Send>(all: Vec<T>, work: impl Fn(&T) + Sync) {
             work(&one);
         }
     };
-    if threads <= 1 {
-        return work_on();
-    }
     thread::scope(|scope| {
-        for _ in 0..threads {
-            scope.spawn(work_on);
+        for _ in 0..others {
+            // Where there can't be one more, those that there are do it.
+            if thread::Builder::new().spawn_scoped(scope, work_on).is_err() {
+                break;
+            }
         }
+        work_on();
     });
 }

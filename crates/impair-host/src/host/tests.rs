@@ -64,12 +64,12 @@ impl<'a> Bench<'a> {
 
     fn look(&mut self) {
         self.host.look();
-        let going = self.host.take_going();
-        self.carry_out(going);
+        let partings = self.host.take_partings();
+        self.carry_out(partings);
     }
 
-    fn carry_out(&mut self, going: impl IntoIterator<Item = Parting>) {
-        for parting in going {
+    fn carry_out(&mut self, partings: impl IntoIterator<Item = Parting>) {
+        for parting in partings {
             parting.carry_out().unwrap();
             self.host.parted(&parting);
         }
@@ -120,7 +120,7 @@ fn who_ends_a_target_holds_up_nobody_but_who_wants_that_one() {
         assert!(bench.host.finish_clear(&leaving).is_none(), "one does it");
         bench.set("b").unwrap();
         bench.host.look();
-        assert_eq!(bench.host.take_going().len(), 0);
+        assert_eq!(bench.host.take_partings().len(), 0);
         assert_eq!(bench.listed(), ["a", "b"]);
         let state = |host: &Host| host.list(None).unwrap()[0].state.clone();
         assert_eq!(state(&bench.host), State::Draining);

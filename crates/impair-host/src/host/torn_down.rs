@@ -31,7 +31,7 @@ impl Host {
     pub(super) fn drop_replaced(&mut self, target: &Target, key: Key) {
         let is_replaced = |(other, entry): &(&Key, &Entry)| {
             let known = &entry.remembered.target;
-            let is_same = known.netns == target.netns && known.interface == target.interface;
+            let is_same = known.is_same_interface(target);
             entry.is_of_lease() && !entry.is_parting && is_same && **other != key
         };
         let replaced = self.entries.iter().filter(is_replaced);
