@@ -208,6 +208,7 @@ async fn take_tls(
                 writer: SecureWriter::Tls(writer),
                 life: caller.life.clone(),
                 tcp,
+                quic: None,
             };
             tcp::deliver(destination, &caller, &opening, secure).await;
         }
@@ -328,6 +329,7 @@ async fn accept_streams(
             continue;
         };
         let (destination, caller) = (destination.clone(), caller.clone());
+        let connection = connection.clone();
         tokio::spawn(async move {
             let _share = share;
             match read_opening(&mut reader, caller.address, &destination.limits).await {
@@ -337,6 +339,7 @@ async fn accept_streams(
                         writer: SecureWriter::Quic(writer),
                         life: caller.life.clone(),
                         tcp: None,
+                        quic: Some(connection),
                     };
                     tcp::deliver(&destination, &caller, &opening, secure).await;
                 }

@@ -36,6 +36,8 @@ pub(crate) struct Secure {
     pub(crate) life: Life,
     /// The connection of TCP below it, if there is one, to be asked what it has heard.
     pub(crate) tcp: Option<OwnedFd>,
+    /// The connection of QUIC that it is a stream of, if it is one.
+    pub(crate) quic: Option<quinn::Connection>,
 }
 
 pub(crate) enum SecureReader {
@@ -261,6 +263,9 @@ pub(crate) async fn carry(
             () = of_relay_unanswered(secure.tcp.as_ref(), at_most) => {
                 Err(Cut::Unanswered("the other relay", at_most))
             }
+            () = closed(secure.quic.as_ref()) => {
+                Err(Cut::Other("the channel to the other relay has ended".to_owned()))
+            }
             () = broken(&plain, progress, at_most) => Err(Cut::Other(
                 "its end in the clear has broken it, and the other side doesn't read what came before".to_owned(),
             )),
@@ -278,6 +283,15 @@ async fn of_relay_unanswered(tcp: Option<&OwnedFd>, at_most: Duration) {
     match tcp {
         Some(tcp) => unanswered(tcp, at_most).await,
         // QUIC has a patience of its own.
+        None => pending().await,
+    }
+}
+
+/// Waits until the connection of QUIC has ended. While nobody takes what came by a stream, that isn't noticed there, and the
+/// stream keeps all that the connection holds.
+async fn closed(quic: Option<&quinn::Connection>) {
+    match quic {
+        Some(quic) => drop(quic.closed().await),
         None => pending().await,
     }
 }

@@ -2,7 +2,7 @@
 
 use std::{
     fs,
-    io::{Read, Write},
+    io::{ErrorKind, Read, Write},
     net::{SocketAddr, TcpStream},
     thread,
     time::Duration,
@@ -14,6 +14,7 @@ use sandwire_testlab::{host::serve_tcp, lab};
 use super::{
     DEADLINE, PATIENCE,
     bounds::{PEER, client, endpoint, figure, with_tokio},
+    ends::{connection_to, running},
     fetch,
 };
 use crate::stage::{MARKER, Stage, wait_for};
@@ -172,6 +173,29 @@ fn senders_that_do_not_read_have_a_bounded_part_of_the_host() {
         );
         is_bounded(&stage, "host", before, &slow);
         drop(silent);
+    });
+}
+
+/// Else all that it has sent would be held for as long as a connection may be silent.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_destination_that_does_not_read_sees_a_reset_when_the_host_is_killed() {
+    lab::run_within(DEADLINE, |_| {
+        let mut stage = running("quic");
+        let [caller, callee] = connection_to(&stage, "198.51.100.7:4023");
+        thread::spawn(move || sends_for_ever(caller));
+        wait_for("something waits for it", || {
+            figure(&stage, "peer", "sandwire_relay_connections_unread ") == 1
+        });
+        stage.kill_host();
+        wait_for("it is reset", || {
+            let error = callee.take_error().unwrap();
+            error.is_some_and(|error| error.kind() == ErrorKind::ConnectionReset)
+        });
+        assert_eq!(
+            figure(&stage, "peer", "sandwire_relay_connections_unread "),
+            0
+        );
     });
 }
 
