@@ -105,10 +105,6 @@ impl<'a> Unread<'a> {
 }
 
 impl Waiting<'_> {
-    pub(crate) fn has_part(&self) -> bool {
-        self.part.is_some()
-    }
-
     /// Waits until the other end takes more.
     ///
     /// # Errors
@@ -198,9 +194,9 @@ mod tests {
         let [host, greedy, few]: [Arc<str>; 3] = ["", "greedy", "few"].map(Into::into);
         let mut of_greedy = [(); 3].map(|()| unread.of(&host, &greedy));
         for waiting in &mut of_greedy {
-            assert!(!waiting.has_part());
+            assert!(waiting.part.is_none());
             waiting.until(ready(())).await.unwrap();
-            assert!(waiting.has_part());
+            assert!(waiting.part.is_some());
         }
         let mut beyond = unread.of(&host, &greedy);
         beyond.until(ready(())).await.unwrap_err();
