@@ -26,7 +26,7 @@ use crate::{
     credentials::Life,
     liveness::unanswered,
     transport::SecureTcp,
-    unread::{Lost, Waiting},
+    unread::{NoPart, Waiting},
 };
 
 /// The side that is in TLS.
@@ -161,8 +161,8 @@ impl fmt::Display for Cut {
                 )
             }
             Self::Unread => formatter.write_str(
-                "its end in the clear doesn't read what waits for it, and its sender or host has most such connections: \
-                 `limits.unread_bytes` says what is held for them",
+                "its end in the clear doesn't read what waits for it, and all that `limits.unread_bytes` has for such connections \
+                 is taken: its sender or host has most of them, or nobody has more; or there is none in its host's channel",
             ),
             Self::Other(reason) => formatter.write_str(reason),
         }
@@ -175,8 +175,8 @@ impl From<io::Error> for Cut {
     }
 }
 
-impl From<Lost> for Cut {
-    fn from(_: Lost) -> Self {
+impl From<NoPart> for Cut {
+    fn from(_: NoPart) -> Self {
         Self::Unread
     }
 }
@@ -483,6 +483,7 @@ mod tests {
         let unread = Unread {
             of: &rooms,
             metrics: &metrics,
+            is_wide: None,
         };
         let mut waiting = unread.of(&name, &name);
         // More than both kernels keep, and right after it the end.

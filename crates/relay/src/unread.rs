@@ -6,7 +6,10 @@
 //! parts and some more, who doesn't read holds up nobody else; and as it has room for no more, another relay can't have more
 //! held, whatever it sends ([decision 45](../../../docs/decisions/0045-who-does-not-read-has-a-part-of-what-is-held.md)).
 
-use std::sync::Arc;
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
+};
 
 use quinn::VarInt;
 use rustix::system::sysinfo;
@@ -78,6 +81,8 @@ fn memory() -> usize {
 pub(crate) struct Unread<'a> {
     pub(crate) of: &'a Rooms,
     pub(crate) metrics: &'a Metrics,
+    /// Whether the QUIC connection has room for parts, if that may change.
+    pub(crate) is_wide: Option<&'a AtomicBool>,
 }
 
 /// What a connection has of it.
@@ -88,9 +93,9 @@ pub(crate) struct Waiting<'a> {
     part: Option<Room>,
 }
 
-/// Others need its part.
+/// There is none for it, or others need the one that it had.
 #[derive(Debug)]
-pub(crate) struct Lost;
+pub(crate) struct NoPart;
 
 impl<'a> Unread<'a> {
     /// For a connection of that sender of which nothing waits yet.
@@ -109,9 +114,14 @@ impl Waiting<'_> {
     ///
     /// # Errors
     /// There is no part for it, or none any more.
-    pub(crate) async fn until<T>(&mut self, more: impl Future<Output = T>) -> Result<T, Lost> {
+    pub(crate) async fn until<T>(&mut self, more: impl Future<Output = T>) -> Result<T, NoPart> {
         if self.part.is_none() {
-            let part = Room::take(self.unread.of, self.host, self.sender).ok_or(Lost)?;
+            let is_wide = self.unread.is_wide;
+            // What waits would fill the window for all others.
+            if is_wide.is_some_and(|is_wide| !is_wide.load(Ordering::Relaxed)) {
+                return Err(NoPart);
+            }
+            let part = Room::take(self.unread.of, self.host, self.sender).ok_or(NoPart)?;
             self.unread.metrics.connections_unread.add(1);
             self.part = Some(part);
         }
@@ -122,7 +132,7 @@ impl Waiting<'_> {
             }
         };
         tokio::select! {
-            () = lost => Err(Lost),
+            () = lost => Err(NoPart),
             taken = more => Ok(taken),
         }
     }
@@ -190,6 +200,7 @@ mod tests {
         let unread = Unread {
             of: &rooms,
             metrics: &metrics,
+            is_wide: None,
         };
         let [host, greedy, few]: [Arc<str>; 3] = ["", "greedy", "few"].map(Into::into);
         let mut of_greedy = [(); 3].map(|()| unread.of(&host, &greedy));
@@ -209,5 +220,25 @@ mod tests {
         beyond.until(ready(())).await.unwrap();
         drop((of_greedy, of_few, beyond));
         assert_eq!(metrics.connections_unread.get(), 0);
+    }
+
+    #[tokio::test]
+    async fn in_a_channel_without_room_for_it_nobody_has_a_part() {
+        let rooms: Rooms = Fair::new(Bounds {
+            per_sender: 1,
+            per_host: 1,
+            all: 1,
+        });
+        let (metrics, is_wide) = (Metrics::default(), AtomicBool::new(false));
+        let unread = Unread {
+            of: &rooms,
+            metrics: &metrics,
+            is_wide: Some(&is_wide),
+        };
+        let name: Arc<str> = "a".into();
+        let mut waiting = unread.of(&name, &name);
+        waiting.until(ready(())).await.unwrap_err();
+        is_wide.store(true, Ordering::Relaxed);
+        waiting.until(ready(())).await.unwrap();
     }
 }
