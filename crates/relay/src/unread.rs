@@ -29,10 +29,20 @@ pub(crate) const MOVING: usize = 4;
 /// Channels in which a host may have all its parts: the one that it has, and one of before that hasn't been missed yet.
 pub(crate) const WIDE_CHANNELS: usize = 2;
 
+/// What is held in all, in bytes.
+fn bytes(limits: &Limits) -> usize {
+    limits.unread_bytes.unwrap_or_else(|| memory() / 4)
+}
+
+/// Limits for one of so many sides of a relay, each of which has as much of what is held.
+pub(crate) fn of_side(mut limits: Limits, sides: usize) -> Limits {
+    limits.unread_bytes = Some(bytes(&limits) / sides);
+    limits
+}
+
 /// Of what is held, how many parts there are in all.
 pub(crate) fn parts(limits: &Limits) -> usize {
-    let bytes = limits.unread_bytes.unwrap_or_else(|| memory() / 4);
-    (bytes / limits.unread_part_bytes()).max(UNREAD_PARTS_MIN)
+    (bytes(limits) / limits.unread_part_bytes()).max(UNREAD_PARTS_MIN)
 }
 
 /// Parts that one host may have at its peer.
@@ -186,6 +196,8 @@ mod tests {
             assert!(whole - whole / 8 >= held && whole < held * 7 / 6, "{whole}");
         }
         assert!(parts(&limits("")) >= UNREAD_PARTS_MIN);
+        let of_two = of_side(limits("unread_bytes = 1073741824"), 2);
+        assert_eq!(parts(&of_two), 128);
         assert_eq!(window(usize::MAX), VarInt::MAX);
     }
 
