@@ -46,7 +46,7 @@ use crate::{
     report::{Output, Report, lines_max},
     senders::Quota,
     steering::{self, Claim, Entrance, SteeringError, Told},
-    transport::{peer::Link, with_room},
+    transport::{self, peer::Link, with_room},
     unread::{self, WIDE_CHANNELS},
 };
 
@@ -517,9 +517,7 @@ fn endpoint(
     socket: UdpSocket,
     server: Option<quinn::ServerConfig>,
 ) -> Result<quinn::Endpoint, ServiceError> {
-    let runtime = Arc::new(quinn::TokioRuntime);
-    quinn::Endpoint::new(quinn::EndpointConfig::default(), server, socket, runtime)
-        .map_err(failed("start QUIC"))
+    transport::socket::endpoint(socket, server).map_err(failed("start QUIC"))
 }
 
 /// Tells systemd, if it asked.
