@@ -8,7 +8,10 @@ use std::{
     future::pending,
     io,
     net::SocketAddr,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -38,7 +41,7 @@ use crate::{
         channel::{self, Incoming, Outgoing},
         end_when_silent, quic_chain, quic_transport, read_opening, socket_of,
     },
-    unread::{self, Unread},
+    unread::{self, Unread, WIDE_CHANNELS},
     wire::{Answer, Opening},
 };
 
@@ -107,7 +110,7 @@ impl Destination {
         self.deliver.borrow().clone()
     }
 
-    fn books(&self) -> Books<'_> {
+    fn books<'a>(&'a self, caller: &'a Caller) -> Books<'a> {
         Books {
             limits: &self.limits,
             metrics: &self.metrics,
@@ -115,6 +118,7 @@ impl Destination {
             unread: Unread {
                 of: &self.unread,
                 metrics: &self.metrics,
+                is_wide: Some(&caller.is_wide),
             },
         }
     }
@@ -124,6 +128,7 @@ impl Destination {
             name: name_of(chain, &self.now().clients).into(),
             address,
             life,
+            is_wide: Arc::default(),
         }
     }
 
@@ -142,6 +147,8 @@ struct Caller {
     name: Arc<str>,
     address: SocketAddr,
     life: Life,
+    /// Whether its channel of QUIC has room for all that it may have unread.
+    is_wide: Arc<AtomicBool>,
 }
 
 /// Takes TLS connections for ever.
@@ -208,6 +215,7 @@ async fn take_tls(
                 writer: SecureWriter::Tls(writer),
                 life: caller.life.clone(),
                 tcp,
+                quic: None,
             };
             tcp::deliver(destination, &caller, &opening, secure).await;
         }
@@ -293,24 +301,36 @@ async fn take_quic(
         connection.close(quinn::VarInt::from_u32(0), b"");
     };
     tokio::select! {
-        _ = async { tokio::join!(streams, datagrams) } => {}
+        // No stream is to be there before its channel is wide, if it may be.
+        biased;
         () = widen(destination, &caller, &connection) => {}
+        _ = async { tokio::join!(streams, datagrams) } => {}
     }
     Ok(())
 }
 
 /// Gives a channel room for all that a host may have unread, for as long as it lasts. A host that has such channels waits until one
-/// has ended: in any number of them it would have any number of bytes.
+/// has ended: in any number of them it would have any number of bytes. Until then nothing may be unread.
 async fn widen(destination: &Destination, caller: &Caller, connection: &quinn::Connection) {
+    let mut share = destination.wide.take(&caller.name);
+    if share.is_none() {
+        tracing::warn!(
+            host = %caller.name, from = %caller.address,
+            "a host has {WIDE_CHANNELS} other channels: in this one, connections that aren't read as fast as they come are reset \
+             until one of those has ended; give each host a certificate with a name of its own"
+        );
+    }
     let _share = loop {
-        match destination.wide.take(&caller.name) {
+        match share {
             Some(share) => break share,
             None => sleep(WIDE_PAUSE).await,
         }
+        share = destination.wide.take(&caller.name);
     };
     let limits = &destination.limits;
     let window = unread::connection_window(limits, unread::parts_of_host(limits));
     connection.set_receive_window(window);
+    caller.is_wide.store(true, Ordering::Relaxed);
     pending().await
 }
 
@@ -328,6 +348,7 @@ async fn accept_streams(
             continue;
         };
         let (destination, caller) = (destination.clone(), caller.clone());
+        let connection = connection.clone();
         tokio::spawn(async move {
             let _share = share;
             match read_opening(&mut reader, caller.address, &destination.limits).await {
@@ -337,6 +358,7 @@ async fn accept_streams(
                         writer: SecureWriter::Quic(writer),
                         life: caller.life.clone(),
                         tcp: None,
+                        quic: Some(connection),
                     };
                     tcp::deliver(&destination, &caller, &opening, secure).await;
                 }

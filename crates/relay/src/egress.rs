@@ -96,6 +96,7 @@ impl Host {
             unread: Unread {
                 of: &self.unread,
                 metrics: &self.metrics,
+                is_wide: None,
             },
         }
     }

@@ -72,11 +72,11 @@ metrics! {
     connections_refused counter "sandwire_relay_connections_refused_total" "TCP connections that were reset: sender unknown or at its limit, peer away, destination denied or unreachable";
     connections_limited counter "sandwire_relay_connections_refused_limit_total" "TCP connections of those refused that were beyond a limit of their sender or host here";
     connections_displaced counter "sandwire_relay_connections_displaced_total" "TCP connections of the sender that had most that were reset for another one's";
-    connections_cut counter "sandwire_relay_connections_cut_total" "TCP connections that were reset though both ends held them: peer gone, time-out, certificate expired";
+    connections_cut counter "sandwire_relay_connections_cut_total" "TCP connections that were reset though both ends held them: peer gone, time-out, certificate expired, not read";
     bytes_out counter "sandwire_relay_tcp_bytes_to_destinations_total" "Bytes of TCP connections towards destinations";
     bytes_in counter "sandwire_relay_tcp_bytes_from_destinations_total" "Bytes of TCP connections from destinations";
     connections_unread gauge "sandwire_relay_connections_unread" "TCP connections, carried in QUIC, of which something waits as their end here doesn't read it";
-    cut_unread counter "sandwire_relay_connections_cut_unread_total" "TCP connections of those cut that had something waiting that their end here didn't read, and whose sender or host had most such";
+    cut_unread counter "sandwire_relay_connections_cut_unread_total" "TCP connections of those cut that had something waiting that their end here didn't read, and for which there was no room in unread_bytes or in their host's channel";
     datagrams_out counter "sandwire_relay_datagrams_to_destinations_total" "Datagrams towards destinations";
     datagrams_in counter "sandwire_relay_datagrams_from_destinations_total" "Datagrams from destinations";
     flows_open gauge "sandwire_relay_flows_open" "Pairs of addresses between which datagrams go now";

@@ -26,7 +26,7 @@ use crate::{
     credentials::Life,
     liveness::unanswered,
     transport::SecureTcp,
-    unread::{Lost, Waiting},
+    unread::{NoPart, Waiting},
 };
 
 /// The side that is in TLS.
@@ -36,6 +36,8 @@ pub(crate) struct Secure {
     pub(crate) life: Life,
     /// The connection of TCP below it, if there is one, to be asked what it has heard.
     pub(crate) tcp: Option<OwnedFd>,
+    /// The connection of QUIC that it is a stream of, if it is one.
+    pub(crate) quic: Option<quinn::Connection>,
 }
 
 pub(crate) enum SecureReader {
@@ -159,8 +161,8 @@ impl fmt::Display for Cut {
                 )
             }
             Self::Unread => formatter.write_str(
-                "its end in the clear doesn't read what waits for it, and its sender or host has most such connections: \
-                 `limits.unread_bytes` says what is held for them",
+                "its end in the clear doesn't read what waits for it, and all that `limits.unread_bytes` has for such connections \
+                 is taken: its sender or host has most of them, or nobody has more; or there is none in its host's channel",
             ),
             Self::Other(reason) => formatter.write_str(reason),
         }
@@ -173,8 +175,8 @@ impl From<io::Error> for Cut {
     }
 }
 
-impl From<Lost> for Cut {
-    fn from(_: Lost) -> Self {
+impl From<NoPart> for Cut {
+    fn from(_: NoPart) -> Self {
         Self::Unread
     }
 }
@@ -238,13 +240,15 @@ pub(crate) async fn carry(
     let buffer_bytes = limits.buffer_bytes;
     let life = secure.life.clone();
     let at_most = limits.tcp_unanswered;
+    // What this relay holds in TLS doesn't depend on who reads.
+    let waiting = matches!(secure.reader, SecureReader::Quic(_)).then_some(&mut waiting);
     let outcome = {
         let both = async {
             tokio::try_join!(
                 seal(&plain, &mut secure.writer, buffer_bytes, progress),
                 open(
                     &mut secure.reader,
-                    (&plain, &mut waiting),
+                    (&plain, waiting),
                     buffer_bytes,
                     progress
                 ),
@@ -260,6 +264,9 @@ pub(crate) async fn carry(
             () = unanswered(&plain, at_most) => Err(Cut::Unanswered("its end in the clear", at_most)),
             () = of_relay_unanswered(secure.tcp.as_ref(), at_most) => {
                 Err(Cut::Unanswered("the other relay", at_most))
+            }
+            () = closed(secure.quic.as_ref()) => {
+                Err(Cut::Other("the channel to the other relay has ended".to_owned()))
             }
             () = broken(&plain, progress, at_most) => Err(Cut::Other(
                 "its end in the clear has broken it, and the other side doesn't read what came before".to_owned(),
@@ -278,6 +285,15 @@ async fn of_relay_unanswered(tcp: Option<&OwnedFd>, at_most: Duration) {
     match tcp {
         Some(tcp) => unanswered(tcp, at_most).await,
         // QUIC has a patience of its own.
+        None => pending().await,
+    }
+}
+
+/// Waits until the connection of QUIC has ended. While nobody takes what came by a stream, that isn't noticed there, and the
+/// stream keeps all that the connection holds.
+async fn closed(quic: Option<&quinn::Connection>) {
+    match quic {
+        Some(quic) => drop(quic.closed().await),
         None => pending().await,
     }
 }
@@ -321,31 +337,32 @@ async fn seal(
 }
 
 async fn open(
-    from: &mut SecureReader,
-    (to, waiting): (&TcpStream, &mut Waiting<'_>),
+    from: &mut (impl AsyncRead + Unpin),
+    (to, mut waiting): (&TcpStream, Option<&mut Waiting<'_>>),
     buffer_bytes: usize,
     progress: &Progress,
 ) -> Result<(), Cut> {
     let mut buffer = vec![0; buffer_bytes];
     loop {
-        let count = tokio::select! {
+        let read = tokio::select! {
             biased;
-            count = from.read(&mut buffer) => count?,
-            () = ready(()), if waiting.has_part() => {
-                waiting.is_read();
-                from.read(&mut buffer).await?
-            }
+            count = from.read(&mut buffer) => Some(count?),
+            // Nothing has come, so all is taken.
+            () = ready(()) => None,
+        };
+        let is_all = matches!(read, None | Some(0));
+        if let Some(waiting) = waiting.as_mut().filter(|_| is_all) {
+            waiting.is_read();
+        }
+        let count = match read {
+            Some(count) => count,
+            None => from.read(&mut buffer).await?,
         };
         if count == 0 {
             let socket = rustix::net::shutdown(to, rustix::net::Shutdown::Write);
             return Ok(socket.map_err(io::Error::from)?);
         }
-        let waiting = match from {
-            SecureReader::Quic(_) => Some(&mut *waiting),
-            // What this relay holds of it doesn't depend on who reads.
-            SecureReader::Tls(_) => None,
-        };
-        write_all(to, &buffer[..count], waiting, progress).await?;
+        write_all(to, &buffer[..count], waiting.as_deref_mut(), progress).await?;
     }
 }
 
@@ -385,10 +402,18 @@ async fn write_all(
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use rustix::net::{SendFlags, send};
     use tokio::{net::TcpListener, time::timeout};
 
     use super::*;
+    use crate::{
+        fair::{Bounds, Fair},
+        metrics::Metrics,
+        room::Rooms,
+        unread::Unread,
+    };
 
     const SHORT: Duration = Duration::from_millis(50);
     const LONG: Duration = Duration::from_millis(500);
@@ -444,6 +469,40 @@ mod tests {
             taken = reader.read_exact(&mut read) => assert_eq!(taken.unwrap(), 16 << 20),
         }
         assert!(progress.bytes().1 >= read.len() as u64);
+    }
+
+    #[tokio::test]
+    async fn who_has_read_all_up_to_the_end_has_no_part() {
+        let [plain, mut reader] = connection().await;
+        let rooms: Rooms = Fair::new(Bounds {
+            per_sender: 1,
+            per_host: 1,
+            all: 1,
+        });
+        let (metrics, name) = (Metrics::default(), Arc::<str>::from("a"));
+        let unread = Unread {
+            of: &rooms,
+            metrics: &metrics,
+            is_wide: None,
+        };
+        let mut waiting = unread.of(&name, &name);
+        // More than both kernels keep, and right after it the end.
+        let bytes = vec![7; 64 << 20];
+        let progress = Progress::new();
+        let mut from = &bytes[..];
+        let mut carrying = Box::pin(open(
+            &mut from,
+            (&plain, Some(&mut waiting)),
+            65_536,
+            &progress,
+        ));
+        timeout(LONG, &mut carrying).await.unwrap_err();
+        assert_eq!(metrics.connections_unread.get(), 1);
+        let mut all = vec![0; 64 << 20];
+        let (carried, read) = tokio::join!(carrying, reader.read_exact(&mut all));
+        carried.unwrap();
+        read.unwrap();
+        assert_eq!(metrics.connections_unread.get(), 0);
     }
 
     #[tokio::test]

@@ -35,7 +35,7 @@ use tokio::{
 use self::reload::{Live, LiveHost};
 use crate::{
     children::{self, NamedChild},
-    config::{Config, Deliver, Egress},
+    config::{Config, Deliver, Egress, Limits},
     credentials::{self, CredentialsError, Store},
     deliver::{self, Destination, Ports},
     egress::{self, Host, udp, udp::Flows},
@@ -46,8 +46,8 @@ use crate::{
     report::{Output, Report, lines_max},
     senders::Quota,
     steering::{self, Claim, Entrance, SteeringError, Told},
-    transport::{peer::Link, with_room},
-    unread::WIDE_CHANNELS,
+    transport::{self, peer::Link, with_room},
+    unread::{self, WIDE_CHANNELS},
 };
 
 /// How long it may take to tell others by QUIC that we end. Who doesn't hear it notices by our silence, later.
@@ -408,6 +408,12 @@ struct Base<'a> {
 }
 
 impl Base<'_> {
+    /// Limits of one side: a relay that is a host and a peer has half for each of what is held for who doesn't read.
+    fn limits(&self) -> Limits {
+        let has_both = self.config.egress.is_some() && self.config.deliver.is_some();
+        unread::of_side(self.config.limits.clone(), if has_both { 2 } else { 1 })
+    }
+
     /// Descriptors for the peer's side.
     fn descriptors(&self) -> usize {
         let there_are = privileges::descriptors();
@@ -422,7 +428,7 @@ impl Base<'_> {
         sockets: Vec<(TcpListener, UdpSocket)>,
         running: &mut Running,
     ) -> Result<Arc<Destination>, ServiceError> {
-        let limits = self.config.limits.clone();
+        let limits = self.limits();
         let destination = Arc::new(Destination {
             deliver: watch::Sender::new(Arc::new(deliver.clone())),
             connections: Fair::new(deliver::connections(&limits, self.descriptors())),
@@ -456,7 +462,7 @@ impl Base<'_> {
         steered: Steered,
         running: &mut Running,
     ) -> Result<LiveHost, ServiceError> {
-        let limits = self.config.limits.clone();
+        let limits = self.limits();
         let mut links = Vec::new();
         for peer in &egress.peers {
             let any: IpAddr = if peer.address.is_ipv4() {
@@ -511,9 +517,7 @@ fn endpoint(
     socket: UdpSocket,
     server: Option<quinn::ServerConfig>,
 ) -> Result<quinn::Endpoint, ServiceError> {
-    let runtime = Arc::new(quinn::TokioRuntime);
-    quinn::Endpoint::new(quinn::EndpointConfig::default(), server, socket, runtime)
-        .map_err(failed("start QUIC"))
+    transport::socket::endpoint(socket, server).map_err(failed("start QUIC"))
 }
 
 /// Tells systemd, if it asked.

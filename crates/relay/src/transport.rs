@@ -2,6 +2,7 @@
 
 pub(crate) mod channel;
 pub(crate) mod peer;
+pub(crate) mod socket;
 
 use std::{
     io,

@@ -6,7 +6,10 @@
 //! parts and some more, who doesn't read holds up nobody else; and as it has room for no more, another relay can't have more
 //! held, whatever it sends ([decision 45](../../../docs/decisions/0045-who-does-not-read-has-a-part-of-what-is-held.md)).
 
-use std::sync::Arc;
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
+};
 
 use quinn::VarInt;
 use rustix::system::sysinfo;
@@ -26,10 +29,20 @@ pub(crate) const MOVING: usize = 4;
 /// Channels in which a host may have all its parts: the one that it has, and one of before that hasn't been missed yet.
 pub(crate) const WIDE_CHANNELS: usize = 2;
 
+/// What is held in all, in bytes.
+fn bytes(limits: &Limits) -> usize {
+    limits.unread_bytes.unwrap_or_else(|| memory() / 4)
+}
+
+/// Limits for one of so many sides of a relay, each of which has as much of what is held.
+pub(crate) fn of_side(mut limits: Limits, sides: usize) -> Limits {
+    limits.unread_bytes = Some(bytes(&limits) / sides);
+    limits
+}
+
 /// Of what is held, how many parts there are in all.
 pub(crate) fn parts(limits: &Limits) -> usize {
-    let bytes = limits.unread_bytes.unwrap_or_else(|| memory() / 4);
-    (bytes / limits.unread_part_bytes()).max(UNREAD_PARTS_MIN)
+    (bytes(limits) / limits.unread_part_bytes()).max(UNREAD_PARTS_MIN)
 }
 
 /// Parts that one host may have at its peer.
@@ -78,6 +91,8 @@ fn memory() -> usize {
 pub(crate) struct Unread<'a> {
     pub(crate) of: &'a Rooms,
     pub(crate) metrics: &'a Metrics,
+    /// Whether the QUIC connection has room for parts, if that may change.
+    pub(crate) is_wide: Option<&'a AtomicBool>,
 }
 
 /// What a connection has of it.
@@ -88,9 +103,9 @@ pub(crate) struct Waiting<'a> {
     part: Option<Room>,
 }
 
-/// Others need its part.
+/// There is none for it, or others need the one that it had.
 #[derive(Debug)]
-pub(crate) struct Lost;
+pub(crate) struct NoPart;
 
 impl<'a> Unread<'a> {
     /// For a connection of that sender of which nothing waits yet.
@@ -105,17 +120,18 @@ impl<'a> Unread<'a> {
 }
 
 impl Waiting<'_> {
-    pub(crate) fn has_part(&self) -> bool {
-        self.part.is_some()
-    }
-
     /// Waits until the other end takes more.
     ///
     /// # Errors
     /// There is no part for it, or none any more.
-    pub(crate) async fn until<T>(&mut self, more: impl Future<Output = T>) -> Result<T, Lost> {
+    pub(crate) async fn until<T>(&mut self, more: impl Future<Output = T>) -> Result<T, NoPart> {
         if self.part.is_none() {
-            let part = Room::take(self.unread.of, self.host, self.sender).ok_or(Lost)?;
+            let is_wide = self.unread.is_wide;
+            // What waits would fill the window for all others.
+            if is_wide.is_some_and(|is_wide| !is_wide.load(Ordering::Relaxed)) {
+                return Err(NoPart);
+            }
+            let part = Room::take(self.unread.of, self.host, self.sender).ok_or(NoPart)?;
             self.unread.metrics.connections_unread.add(1);
             self.part = Some(part);
         }
@@ -126,7 +142,7 @@ impl Waiting<'_> {
             }
         };
         tokio::select! {
-            () = lost => Err(Lost),
+            () = lost => Err(NoPart),
             taken = more => Ok(taken),
         }
     }
@@ -180,6 +196,8 @@ mod tests {
             assert!(whole - whole / 8 >= held && whole < held * 7 / 6, "{whole}");
         }
         assert!(parts(&limits("")) >= UNREAD_PARTS_MIN);
+        let of_two = of_side(limits("unread_bytes = 1073741824"), 2);
+        assert_eq!(parts(&of_two), 128);
         assert_eq!(window(usize::MAX), VarInt::MAX);
     }
 
@@ -194,13 +212,14 @@ mod tests {
         let unread = Unread {
             of: &rooms,
             metrics: &metrics,
+            is_wide: None,
         };
         let [host, greedy, few]: [Arc<str>; 3] = ["", "greedy", "few"].map(Into::into);
         let mut of_greedy = [(); 3].map(|()| unread.of(&host, &greedy));
         for waiting in &mut of_greedy {
-            assert!(!waiting.has_part());
+            assert!(waiting.part.is_none());
             waiting.until(ready(())).await.unwrap();
-            assert!(waiting.has_part());
+            assert!(waiting.part.is_some());
         }
         let mut beyond = unread.of(&host, &greedy);
         beyond.until(ready(())).await.unwrap_err();
@@ -213,5 +232,25 @@ mod tests {
         beyond.until(ready(())).await.unwrap();
         drop((of_greedy, of_few, beyond));
         assert_eq!(metrics.connections_unread.get(), 0);
+    }
+
+    #[tokio::test]
+    async fn in_a_channel_without_room_for_it_nobody_has_a_part() {
+        let rooms: Rooms = Fair::new(Bounds {
+            per_sender: 1,
+            per_host: 1,
+            all: 1,
+        });
+        let (metrics, is_wide) = (Metrics::default(), AtomicBool::new(false));
+        let unread = Unread {
+            of: &rooms,
+            metrics: &metrics,
+            is_wide: Some(&is_wide),
+        };
+        let name: Arc<str> = "a".into();
+        let mut waiting = unread.of(&name, &name);
+        waiting.until(ready(())).await.unwrap_err();
+        is_wide.store(true, Ordering::Relaxed);
+        waiting.until(ready(())).await.unwrap();
     }
 }

@@ -150,7 +150,7 @@ pub struct Vm {
     resets: VecDeque<Header>,
     /// Bytes promised to its connections.
     promised: u64,
-    /// When the next connection may be opened, were they evenly spaced.
+    /// How often a connection may be opened.
     connects: Allowance,
     next_port: u32,
     capture: Option<Arc<Sink>>,

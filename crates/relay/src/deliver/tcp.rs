@@ -65,7 +65,7 @@ pub(super) async fn deliver(
             () = room.lost() => "its sender or host had most, and others want some".to_owned(),
         }
     };
-    here.books().carry(&subject, plain, secure, cut).await;
+    here.books(caller).carry(&subject, plain, secure, cut).await;
 }
 
 /// Gives the host its answer, with which a refused stream ends; whether that went out. Who doesn't take it is waited for no longer

@@ -186,6 +186,7 @@ impl Link {
                 writer: SecureWriter::Tls(writer),
                 life,
                 tcp,
+                quic: None,
             }
         };
         // The peer itself may wait for the destination.
@@ -235,6 +236,7 @@ impl Link {
             writer: SecureWriter::Quic(writer),
             life: Life::of_server(&self.store, &credentials, &chain, &self.peer.server_name),
             tcp: None,
+            quic: Some(connection),
         })
     }
 }

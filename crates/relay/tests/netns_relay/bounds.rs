@@ -202,7 +202,8 @@ fn a_stream_whose_answer_is_not_taken_ends() {
                     destination: (destination, 7).into(),
                 };
                 writer.write_all(&opening.encode()).await.unwrap();
-                writer.write_all(&[0; 1 << 20]).await.unwrap();
+                // It may be stopped before all is written.
+                let _ = writer.write_all(&[0; 1 << 20]).await;
                 let end = tokio::time::timeout(PATIENCE, reader.read_to_end(16)).await;
                 let end = end.expect("it is open").unwrap_err();
                 assert!(end.to_string().contains("reset"), "{end}");

@@ -2,8 +2,9 @@
 
 use std::{
     fs,
-    io::{Read, Write},
-    net::{SocketAddr, TcpStream},
+    io::{ErrorKind, Read, Write},
+    net::{SocketAddr, TcpListener, TcpStream},
+    path::Path,
     thread,
     time::Duration,
 };
@@ -14,12 +15,13 @@ use sandwire_testlab::{host::serve_tcp, lab};
 use super::{
     DEADLINE, PATIENCE,
     bounds::{PEER, client, endpoint, figure, with_tokio},
+    ends::{connection_to, running},
     fetch,
 };
 use crate::stage::{MARKER, Stage, wait_for};
 
 const SILENT: u16 = 4021;
-const SLOW: u16 = 4022;
+const LATE: u16 = 4022;
 /// Connections of a sender that reads nothing, or has its destination read nothing. In QUIC 2 MiB may wait for each.
 const CONNECTIONS: usize = 64;
 /// Of which a relay has parts for so many, with a bound of 16 MiB.
@@ -37,8 +39,11 @@ fn reads_nothing(_stream: TcpStream) -> std::io::Result<()> {
     }
 }
 
-/// Reads slowly, and says in the end how much that was.
-fn reads_slowly(mut stream: TcpStream) -> std::io::Result<()> {
+/// Reads once there is a file, and says in the end how much that was.
+fn reads_late(mut stream: TcpStream, once: &Path) -> std::io::Result<()> {
+    while !once.exists() {
+        thread::sleep(Duration::from_millis(50));
+    }
     let mut buffer = vec![0; 128 << 10];
     let mut all = 0;
     loop {
@@ -46,7 +51,6 @@ fn reads_slowly(mut stream: TcpStream) -> std::io::Result<()> {
             0 => return stream.write_all(all.to_string().as_bytes()),
             count => all += count,
         }
-        thread::sleep(Duration::from_millis(10));
     }
 }
 
@@ -95,8 +99,8 @@ fn connect(stage: &Stage, port: u16) -> Vec<TcpStream> {
 }
 
 /// Once one sender has all that there is: it has no more, and its connections that are read go on; so do others', and of those
-/// one that is read slowly gets a part.
-fn is_bounded(stage: &Stage, relay: &str, before: usize, slow: &str) {
+/// one that isn't read until there is a file gets a part.
+fn is_bounded(stage: &Stage, relay: &str, before: usize, (late, once): (&str, &Path)) {
     let figure = |name: &str| figure(stage, relay, &format!("sandwire_relay_{name} "));
     let are_cut = |count| figure("connections_cut_unread_total") == count;
     wait_for("all but those that have a part are cut", || {
@@ -109,11 +113,20 @@ fn is_bounded(stage: &Stage, relay: &str, before: usize, slow: &str) {
     fetch(stage);
     let page = stage.in_cgroup("curl --silent --max-time 60 http://198.51.100.7:8080/page");
     assert!(page.contains(MARKER), "{page}");
-    let script = stage.write("slow.py", slow);
-    let carried = stage.in_cgroup(&format!("python3 {}", script.display()));
+    let script = stage.write("late.py", late);
+    let carried = thread::scope(|scope| {
+        let carrying = scope.spawn(|| stage.in_cgroup(&format!("python3 {}", script.display())));
+        wait_for("who has most has lost one", || {
+            are_cut(CONNECTIONS - PARTS + 1)
+        });
+        wait_for("its destination knows", || {
+            established(stage, SILENT) == PARTS - 1
+        });
+        fs::write(once, "").unwrap();
+        carrying.join().unwrap()
+    });
     assert_eq!(carried.trim(), HONEST.to_string());
-    assert!(are_cut(CONNECTIONS - PARTS + 1), "who has most lost one");
-    assert_eq!(established(stage, SILENT), PARTS - 1);
+    assert!(are_cut(CONNECTIONS - PARTS + 1), "nobody else lost any");
     let more = memory(stage, relay).saturating_sub(before);
     assert!(more < MEMORY_MAX, "{more} bytes");
     wait_for("it is reported", || {
@@ -130,24 +143,27 @@ fn is_bounded(stage: &Stage, relay: &str, before: usize, slow: &str) {
 fn destinations_that_do_not_read_have_a_bounded_part_of_the_peer() {
     lab::run_within(DEADLINE, |_| {
         let mut stage = Stage::build("quic");
+        let once = stage.write("late.py", "").with_file_name("once");
         // A host's part is half of all.
         stage.limit("peer", "unread_bytes = 33554432");
         stage.start_peer();
         stage.start_host();
-        stage.inside_dest(|| {
+        let listener = stage.inside_dest(|| {
             serve_tcp(SILENT, reads_nothing).unwrap();
-            serve_tcp(SLOW, reads_slowly).unwrap();
+            TcpListener::bind(("198.51.100.7", LATE)).unwrap()
         });
+        let file = once.clone();
+        thread::spawn(move || reads_late(listener.accept()?.0, &file));
         fetch(&stage);
         let before = memory(&stage, "peer");
         for stream in connect(&stage, SILENT) {
             thread::spawn(move || sends_for_ever(stream));
         }
-        let slow = format!(
-            "import socket\ns = socket.create_connection(('198.51.100.7', {SLOW}))\ns.sendall(bytes({HONEST}))\n\
+        let late = format!(
+            "import socket\ns = socket.create_connection(('198.51.100.7', {LATE}))\ns.sendall(bytes({HONEST}))\n\
              s.shutdown(socket.SHUT_WR)\nprint(s.recv(64).decode())\n"
         );
-        is_bounded(&stage, "peer", before, &slow);
+        is_bounded(&stage, "peer", before, (&late, &once));
     });
 }
 
@@ -161,17 +177,43 @@ fn senders_that_do_not_read_have_a_bounded_part_of_the_host() {
         stage.start_host();
         stage.inside_dest(|| {
             serve_tcp(SILENT, sends_for_ever).unwrap();
-            serve_tcp(SLOW, sends_much).unwrap();
+            serve_tcp(LATE, sends_much).unwrap();
         });
         fetch(&stage);
         let before = memory(&stage, "host");
         let silent = connect(&stage, SILENT);
-        let slow = format!(
-            "import socket, time\ns = socket.create_connection(('198.51.100.7', {SLOW}))\ncount = 0\n\
-             while part := s.recv(131072):\n  count += len(part)\n  time.sleep(0.01)\nprint(count)\n"
+        let once = stage.write("late.py", "").with_file_name("once");
+        let late = format!(
+            "import os, socket, time\ns = socket.create_connection(('198.51.100.7', {LATE}))\ncount = 0\n\
+             while not os.path.exists('{}'):\n  time.sleep(0.05)\n\
+             while part := s.recv(131072):\n  count += len(part)\nprint(count)\n",
+            once.display()
         );
-        is_bounded(&stage, "host", before, &slow);
+        is_bounded(&stage, "host", before, (&late, &once));
         drop(silent);
+    });
+}
+
+/// Else all that it has sent would be held for as long as a connection may be silent.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_destination_that_does_not_read_sees_a_reset_when_the_host_is_killed() {
+    lab::run_within(DEADLINE, |_| {
+        let mut stage = running("quic");
+        let [caller, callee] = connection_to(&stage, "198.51.100.7:4023");
+        thread::spawn(move || sends_for_ever(caller));
+        wait_for("something waits for it", || {
+            figure(&stage, "peer", "sandwire_relay_connections_unread ") == 1
+        });
+        stage.kill_host();
+        wait_for("it is reset", || {
+            let error = callee.take_error().unwrap();
+            error.is_some_and(|error| error.kind() == ErrorKind::ConnectionReset)
+        });
+        assert_eq!(
+            figure(&stage, "peer", "sandwire_relay_connections_unread "),
+            0
+        );
     });
 }
 
@@ -207,10 +249,13 @@ fn a_host_has_no_more_held_than_the_window_of_its_channel_whatever_it_sends() {
                 let sent = connection.stats().udp_tx.bytes;
                 // The window is 18 MiB.
                 if sent > 16 << 20 && sent - before < 100_000 {
-                    break sent;
+                    break;
                 }
                 before = sent;
             }
+            // A pause isn't the end.
+            tokio::time::sleep(Duration::from_secs(5)).await;
+            connection.stats().udp_tx.bytes
         });
         assert!(sent < 32 << 20, "{sent} bytes");
     });
