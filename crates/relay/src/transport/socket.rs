@@ -79,25 +79,23 @@ impl Held {
         Poll::Ready(Ok(()))
     }
 
-    /// The next datagram. An empty one is none.
+    /// The next datagram, which may be empty.
     fn take(&mut self) -> Option<(&[u8], RecvMeta)> {
-        while self.next < self.count {
-            let meta = self.metas[self.next];
-            let rest = meta.len.saturating_sub(self.from);
-            if rest == 0 {
-                (self.next, self.from) = (self.next + 1, 0);
-                continue;
-            }
-            let count = if meta.stride == 0 {
-                rest
-            } else {
-                meta.stride.min(rest)
-            };
-            let start = self.next * MESSAGE_MAX + self.from;
-            self.from += count;
-            return Some((&self.messages[start..start + count], meta));
+        if self.next == self.count {
+            return None;
         }
-        None
+        let meta = self.metas[self.next];
+        let rest = meta.len.saturating_sub(self.from);
+        let count = match meta.stride {
+            0 => rest,
+            stride => stride.min(rest),
+        };
+        let start = self.next * MESSAGE_MAX + self.from;
+        self.from += count;
+        if self.from >= meta.len {
+            (self.next, self.from) = (self.next + 1, 0);
+        }
+        Some((&self.messages[start..start + count], meta))
     }
 
     /// Hands on as many as there is room for, and says how many.
@@ -183,6 +181,15 @@ mod tests {
         pieces
             .map(|(meta, bytes)| (meta.len, meta.stride, bytes[0]))
             .collect()
+    }
+
+    #[test]
+    fn each_datagram_is_handed_on_an_empty_one_too() {
+        let mut held = Held::new();
+        held.count = 2;
+        (held.metas[1].len, held.metas[1].stride) = (5, 3);
+        let lengths = [(); 4].map(|()| held.take().map(|(bytes, _)| bytes.len()));
+        assert_eq!(lengths, [Some(0), Some(3), Some(2), None]);
     }
 
     #[tokio::test]
