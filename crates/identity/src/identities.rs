@@ -72,6 +72,14 @@ impl Identities {
         self.add_watched(new, &mut |_| ())
     }
 
+    /// As [`Identities::add`], for who tries again: what is in the way until the kernel lets go of it isn't waited for.
+    ///
+    /// # Errors
+    /// As of [`Identities::add`].
+    pub fn add_at_once(&self, new: &NewIdentity) -> Result<Identity, Error> {
+        self.add_within(new, Duration::ZERO, &mut |_| ())
+    }
+
     /// As [`Identities::add`]; `watch` is told of each step before it is done.
     ///
     /// # Errors
@@ -79,6 +87,15 @@ impl Identities {
     pub fn add_watched(
         &self,
         new: &NewIdentity,
+        watch: &mut dyn FnMut(&'static str),
+    ) -> Result<Identity, Error> {
+        self.add_within(new, PATIENCE, watch)
+    }
+
+    fn add_within(
+        &self,
+        new: &NewIdentity,
+        patience: Duration,
         watch: &mut dyn FnMut(&'static str),
     ) -> Result<Identity, Error> {
         let cgroup = Cgroup::open(&new.cgroup)?;
@@ -90,7 +107,7 @@ impl Identities {
         let programs = Programs::prepare(&self.maps_folder())?;
         let maps = Maps::open(&self.maps_folder())?.ok_or_else(|| self.vanished())?;
         let mut open = Open { maps, _lock: lock };
-        let planned = self.plan(&mut open, new, &cgroup, netns);
+        let planned = self.plan(&mut open, new, &cgroup, netns, patience);
         let (Planned { facts, former }, policy) = match planned {
             Ok(planned) => planned,
             Err(error) => {
@@ -138,11 +155,12 @@ impl Identities {
         new: &NewIdentity,
         cgroup: &Cgroup,
         netns: u64,
+        patience: Duration,
     ) -> Result<(Planned, Prepared), Error> {
         let begun = Instant::now();
         let planned = loop {
             match plan(&open.maps, new, cgroup, netns) {
-                Err(Error::Dying { .. }) if begun.elapsed() < PATIENCE => thread::sleep(PAUSE),
+                Err(Error::Dying { .. }) if begun.elapsed() < patience => thread::sleep(PAUSE),
                 planned => break planned?,
             }
             self.repair_open(open)?;
