@@ -80,13 +80,13 @@ const WITH_IDENTITY: [(&str, &str); 3] = [
     (
         "db.service",
         "[Unit]\nAfter=sandwire.service\n[Service]\nType=exec\n\
-         ExecStartPre=+/usr/bin/sandwire identity show db --active --wait 60\nExecStart=/bin/busybox sleep 1000\n",
+         ExecStartPre=+/usr/bin/sandwire identity show /sys/fs/cgroup/system.slice/db.service --active --wait 60\nExecStart=/bin/busybox sleep 1000\n",
     ),
     ("web.slice", "[Unit]\nBefore=sandwire.service\n"),
     (
         "web.service",
         "[Unit]\nAfter=sandwire.service\n[Service]\nType=exec\nSlice=web.slice\n\
-         ExecStartPre=+/usr/bin/sandwire identity show web --active\nExecStart=/bin/busybox sleep 1000\n",
+         ExecStartPre=+/usr/bin/sandwire identity show /sys/fs/cgroup/web.slice --active\nExecStart=/bin/busybox sleep 1000\n",
     ),
 ];
 
