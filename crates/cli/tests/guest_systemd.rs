@@ -246,7 +246,7 @@ busybox poweroff -f
 #[ignore = "needs root and guests: cargo xtask test guest"]
 fn the_units_work_under_their_own_settings() {
     let image = Image::fetch().unwrap();
-    lab::run_within(Duration::from_secs(400), |lab| {
+    lab::run_within(Duration::from_secs(600), |lab| {
         let after = "sandwire.service sandwire-vsock.service";
         let mut additions = systemd::host(lab.folder(), CONFIG, after, CHECK).unwrap();
         for (name, text) in SERVICES {
@@ -264,7 +264,7 @@ fn the_units_work_under_their_own_settings() {
         }
         let arguments = "systemd.wants=systemd-networkd.service systemd.wants=sandwire-vsock.service systemd.wants=sandwire.service \
                          systemd.wants=web.slice systemd.wants=check.service";
-        let patience = Duration::from_secs(370);
+        let patience = Duration::from_secs(560);
         let console = image
             .run(lab.folder(), &additions, arguments, patience)
             .unwrap();
