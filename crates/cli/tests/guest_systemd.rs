@@ -80,13 +80,13 @@ const WITH_IDENTITY: [(&str, &str); 3] = [
     (
         "db.service",
         "[Unit]\nAfter=sandwire.service\n[Service]\nType=exec\n\
-         ExecStartPre=+/usr/bin/sandwire identity show db --active --wait 60\nExecStart=/bin/busybox sleep 1000\n",
+         ExecStartPre=+/usr/bin/sandwire identity show /sys/fs/cgroup/system.slice/db.service --active --wait 60\nExecStart=/bin/busybox sleep 1000\n",
     ),
     ("web.slice", "[Unit]\nBefore=sandwire.service\n"),
     (
         "web.service",
         "[Unit]\nAfter=sandwire.service\n[Service]\nType=exec\nSlice=web.slice\n\
-         ExecStartPre=+/usr/bin/sandwire identity show web --active\nExecStart=/bin/busybox sleep 1000\n",
+         ExecStartPre=+/usr/bin/sandwire identity show /sys/fs/cgroup/web.slice --active\nExecStart=/bin/busybox sleep 1000\n",
     ),
 ];
 
@@ -246,7 +246,7 @@ busybox poweroff -f
 #[ignore = "needs root and guests: cargo xtask test guest"]
 fn the_units_work_under_their_own_settings() {
     let image = Image::fetch().unwrap();
-    lab::run_within(Duration::from_secs(400), |lab| {
+    lab::run_within(Duration::from_secs(600), |lab| {
         let after = "sandwire.service sandwire-vsock.service";
         let mut additions = systemd::host(lab.folder(), CONFIG, after, CHECK).unwrap();
         for (name, text) in SERVICES {
@@ -264,7 +264,7 @@ fn the_units_work_under_their_own_settings() {
         }
         let arguments = "systemd.wants=systemd-networkd.service systemd.wants=sandwire-vsock.service systemd.wants=sandwire.service \
                          systemd.wants=web.slice systemd.wants=check.service";
-        let patience = Duration::from_secs(370);
+        let patience = Duration::from_secs(560);
         let console = image
             .run(lab.folder(), &additions, arguments, patience)
             .unwrap();

@@ -60,7 +60,7 @@ struct Attempts {
     /// Those that couldn't be added.
     failed: BTreeMap<Name, Failed>,
     /// Those whose cgroups were said to be awaited.
-    awaited: Vec<Name>,
+    told_awaited: Vec<Name>,
     /// Whether what isn't declared any more is gone.
     is_settled: bool,
 }
@@ -308,8 +308,8 @@ impl Look<'_> {
                 }
             }
             Step::Await(identity) => {
-                if !self.attempts.awaited.contains(&identity.name) {
-                    self.attempts.awaited.push(identity.name.clone());
+                if !self.attempts.told_awaited.contains(&identity.name) {
+                    self.attempts.told_awaited.push(identity.name.clone());
                     let cgroup = identity.new.cgroup.display();
                     tracing::info!(identity = %identity.name, %cgroup, "an identity waits for its cgroup");
                 }
@@ -341,15 +341,25 @@ impl Look<'_> {
             let reason = failed.reason.clone();
             return self.fail_as_declared(name, &reason);
         }
-        self.attempts.failed.remove(name);
-        match self.identities.add(&identity.new) {
+        let failed = self.attempts.failed.remove(name);
+        let has_failed = failed.is_some_and(|it| it.cgroup == cgroup);
+        // Others' additions wait for this one; the next look is patience enough.
+        match self.identities.add_at_once(&identity.new) {
             Ok(_) => {
-                self.attempts.awaited.retain(|awaited| awaited != name);
+                self.attempts.told_awaited.retain(|awaited| awaited != name);
                 let cgroup = identity.new.cgroup.display();
                 tracing::info!(identity = %name, %cgroup, "added an identity");
             }
+            // The kernel lets go of most in some milliseconds.
+            Err(Error::Dying { .. }) if !(self.has_waited || has_failed) => {
+                self.waits_for_an_end = true;
+            }
             // It can't go on in one more cgroup while sockets of so many before are open.
-            Err(Error::Dying { name: former, .. }) => self.await_end(name, &former),
+            Err(Error::Dying { name: former, path })
+                if former == name.as_str() || path == identity.new.cgroup =>
+            {
+                self.await_end(name, &former);
+            }
             // It was there a moment ago.
             Err(Error::NoCgroup { .. }) => {}
             Err(error) => {

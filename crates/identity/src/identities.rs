@@ -4,7 +4,7 @@
 //! either a record that isn't complete, which the next call takes back, or a complete identity:
 //!
 //! ```text
-//! add     record (building), policy, interface, namespace, programs (idle), addresses, entry (active), record (complete); for a
+//! add     record (building), addresses, namespace, programs (idle), owners, policy, entry (active), record (complete); for a
 //!         cgroup that is made anew see `takeover`
 //! remove  record (removing), entry (idle), owners, policy, programs, tally, addresses, own cgroup, sockets, record away
 //! ```
@@ -72,6 +72,14 @@ impl Identities {
         self.add_watched(new, &mut |_| ())
     }
 
+    /// As [`Identities::add`], for who tries again: what is in the way until the kernel lets go of it isn't waited for.
+    ///
+    /// # Errors
+    /// As of [`Identities::add`].
+    pub fn add_at_once(&self, new: &NewIdentity) -> Result<Identity, Error> {
+        self.add_within(new, Duration::ZERO, &mut |_| ())
+    }
+
     /// As [`Identities::add`]; `watch` is told of each step before it is done.
     ///
     /// # Errors
@@ -81,16 +89,25 @@ impl Identities {
         new: &NewIdentity,
         watch: &mut dyn FnMut(&'static str),
     ) -> Result<Identity, Error> {
+        self.add_within(new, PATIENCE, watch)
+    }
+
+    fn add_within(
+        &self,
+        new: &NewIdentity,
+        patience: Duration,
+        watch: &mut dyn FnMut(&'static str),
+    ) -> Result<Identity, Error> {
         let cgroup = Cgroup::open(&new.cgroup)?;
         new.check()?;
         check_families(&new.addresses, &new.prefixes)?;
         let netns = netns::cookie()?;
         let lock = self.lock()?;
-        self.repair_former(&lock)?;
+        self.repair_first(&lock)?;
         let programs = Programs::prepare(&self.maps_folder())?;
         let maps = Maps::open(&self.maps_folder())?.ok_or_else(|| self.vanished())?;
         let mut open = Open { maps, _lock: lock };
-        let planned = self.plan(&mut open, new, &cgroup, netns);
+        let planned = self.plan(&mut open, new, &cgroup, netns, patience);
         let (Planned { facts, former }, policy) = match planned {
             Ok(planned) => planned,
             Err(error) => {
@@ -121,7 +138,7 @@ impl Identities {
     }
 
     /// Repairs what there is before the programs are loaded: with the last identity they would go again.
-    fn repair_former(&self, lock: &File) -> Result<(), Error> {
+    fn repair_first(&self, lock: &File) -> Result<(), Error> {
         let Some(maps) = Maps::open(&self.maps_folder())? else {
             return Ok(());
         };
@@ -138,11 +155,12 @@ impl Identities {
         new: &NewIdentity,
         cgroup: &Cgroup,
         netns: u64,
+        patience: Duration,
     ) -> Result<(Planned, Prepared), Error> {
         let begun = Instant::now();
         let planned = loop {
             match plan(&open.maps, new, cgroup, netns) {
-                Err(Error::Dying { .. }) if begun.elapsed() < PATIENCE => thread::sleep(PAUSE),
+                Err(Error::Dying { .. }) if begun.elapsed() < patience => thread::sleep(PAUSE),
                 planned => break planned?,
             }
             self.repair_open(open)?;
@@ -177,7 +195,6 @@ impl Identities {
         open.maps.set_record(cgroup.id, &building)?;
         watch("tally");
         open.maps.start_tally(facts)?;
-        open.maps.policies.set(facts.number, policy, watch)?;
         let ours = facts.addresses.iter().zip(&facts.ours);
         for (address, _) in ours.filter(|(_, is_ours)| **is_ours) {
             watch("address");
@@ -188,19 +205,20 @@ impl Identities {
             let loopback = interface::find(LOOPBACK)?;
             interface::add(loopback.0, IpAddr::V6(numbers::loopback6(facts.number)))?;
         }
-        self.activate(open, programs, cgroup, facts, watch)?;
+        self.activate(open, programs, cgroup, facts, Some(policy), watch)?;
         watch("complete");
         let complete = facts.record(record_state::COMPLETE)?;
         open.maps.set_record(cgroup.id, &complete)
     }
 
-    /// Attaches the programs to a cgroup, and has them work.
+    /// Attaches the programs to a cgroup, sets the policy if it is another, and has them work.
     pub(crate) fn activate(
         &self,
         open: &mut Open,
         programs: &Programs,
         cgroup: &Cgroup,
         facts: &Facts,
+        policy: Option<&Prepared>,
         watch: &mut dyn FnMut(&'static str),
     ) -> Result<(), Error> {
         watch("namespace");
@@ -225,6 +243,9 @@ impl Identities {
         if facts.has_receivers() {
             watch("receivers");
             open.maps.set_has_receivers(true)?;
+        }
+        if let Some(policy) = policy {
+            open.maps.policies.set(facts.number, policy, watch)?;
         }
         watch("activate");
         open.maps.set_identity(cgroup.id, &facts.value())

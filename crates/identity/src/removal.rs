@@ -96,7 +96,6 @@ impl Identities {
     }
 
     pub(crate) fn repair_open(&self, open: &mut Open) -> Result<Repaired, Error> {
-        takeover::finish(&mut open.maps)?;
         let known = self.known(open)?;
         // Of those that are complete; former cgroups with open sockets keep them.
         let alive: BTreeSet<&Name> = known
@@ -147,18 +146,21 @@ impl Identities {
         Ok(repaired)
     }
 
-    /// What the records say, all of this network namespace. What can't be read is none of ours.
+    /// What the records say, all of this network namespace, once takeovers are finished. What can't be read is none of ours.
     fn known(&self, open: &mut Open) -> Result<Vec<Known>, Error> {
         let here = netns::cookie()?;
+        let records = open.maps.records()?;
+        let mut read = records.iter().filter_map(|(_, record)| Facts::read(record));
+        if read.any(|facts| facts.netns != here) {
+            return Err(self.other_namespace());
+        }
+        takeover::finish(&mut open.maps, &records)?;
         let mut known = Vec::new();
         for (cgroup, record) in open.maps.records()? {
             let Some(facts) = Facts::read(&record) else {
                 open.maps.delete_record(cgroup)?;
                 continue;
             };
-            if facts.netns != here {
-                return Err(self.other_namespace());
-            }
             known.push(Known {
                 cgroup,
                 state: record.word(Record::state()),

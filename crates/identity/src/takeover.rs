@@ -3,16 +3,14 @@
 //!
 //! Both cgroups have the identity's number, so that addresses, policy and listeners are those of old and new sockets alike.
 //! Nothing of that is made or taken away. The record of the former cgroup stays, without the number, until the kernel lets go of
-//! its last socket, and goes with the identity if that is removed sooner. The steps:
+//! its last socket, and goes with the identity if that is removed sooner. The policy is the sockets' of before, too, so it is changed
+//! only once the kernel has taken the programs. The steps:
 //!
 //! ```text
-//! record (building, without number), policy, namespace, programs (idle), entry (active), record (complete), former record (former)
+//! record (building, without number), namespace, programs (idle), policy, entry (active), record (complete), former record (former)
 //! ```
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    net::IpAddr,
-};
+use std::{collections::BTreeSet, net::IpAddr};
 
 use ipnet::IpNet;
 use sandwire_api::name::Name;
@@ -82,20 +80,18 @@ pub(crate) fn formers_of(
 }
 
 /// Finishes what was cut off between the last two steps: of two cgroups of one identity the younger has the higher number.
-pub(crate) fn finish(maps: &mut Maps) -> Result<(), Error> {
-    let mut youngest = BTreeMap::new();
-    for (id, record) in maps.records()? {
-        let facts = Facts::read(&record).filter(|_| is_complete(&record));
-        let Some(facts) = facts.filter(Facts::has_number) else {
-            continue;
-        };
-        match youngest.insert(facts.number, (id, facts.clone())) {
-            Some(other) if other.0 > id => {
-                youngest.insert(facts.number, other);
-                set_former(maps, id, &facts)?;
-            }
-            Some((id, facts)) => set_former(maps, id, &facts)?,
-            None => {}
+pub(crate) fn finish(maps: &mut Maps, records: &[(u64, Record)]) -> Result<(), Error> {
+    let complete = records.iter().filter(|(_, record)| is_complete(record));
+    let mut complete: Vec<(u64, Facts)> = complete
+        .filter_map(|(id, record)| Some((*id, Facts::read(record)?)))
+        .filter(|(_, facts)| facts.has_number())
+        .collect();
+    complete.sort_by_key(|(id, facts)| (facts.number, *id));
+    for pair in complete.windows(2) {
+        if let [(id, facts), (_, younger)] = pair
+            && facts.number == younger.number
+        {
+            set_former(maps, *id, facts)?;
         }
     }
     Ok(())
@@ -120,10 +116,7 @@ impl Identities {
         watch("record");
         let building = facts.without_number().record(record_state::BUILDING)?;
         open.maps.set_record(cgroup.id, &building)?;
-        if let Some(policy) = policy {
-            open.maps.policies.set(facts.number, policy, watch)?;
-        }
-        self.activate(open, programs, cgroup, facts, watch)?;
+        self.activate(open, programs, cgroup, facts, policy, watch)?;
         watch("complete");
         let complete = facts.record(record_state::COMPLETE)?;
         open.maps.set_record(cgroup.id, &complete)?;

@@ -228,6 +228,38 @@ fn one_with_other_settings_and_too_many_wait_until_the_sockets_are_closed() {
 
 #[test]
 #[ignore = "needs root: cargo xtask test netns"]
+fn one_that_the_kernel_refuses_leaves_the_policy_as_it_was() {
+    lab::run_within(DEADLINE, |lab| {
+        let _wire = stage::wire(lab);
+        let mut scene = set(false);
+        let before = scene.identities.policy("web").unwrap();
+        let mut new = new_identity(&scene.cgroup, &["10.77.0.1", "10.77.0.9", "fd77::1"]);
+        new.policy = policy(r#"{"egress": {"default": "deny"}}"#);
+        let hook = format!(
+            "{} sock_create pinned {}/v2/programs/*/on_sock_create",
+            scene.cgroup.display(),
+            folder().display()
+        );
+        // Without flags: it shares the hook with nobody.
+        lab.shell(&format!("bpftool cgroup attach {hook}"));
+        let refused = scene.identities.add(&new);
+        assert!(
+            matches!(refused, Err(Error::NotShared { .. })),
+            "{refused:?}"
+        );
+        assert_eq!(scene.identities.policy("web").unwrap(), before);
+        let send = "r = f.sendto(b'x', ('192.0.2.2', 9))";
+        assert_eq!(scene.old.run(send), 1);
+        assert_eq!(linked(), [scene.first.cgroup_id]);
+        lab.shell(&format!("bpftool cgroup detach {hook}"));
+        scene.identities.add(&new).unwrap();
+        assert_eq!(scene.old.run(send), "EPERM");
+        scene.identities.remove("web").unwrap();
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
 fn what_a_crash_left_of_a_takeover_is_taken_back_or_finished() {
     lab::run_within(DEADLINE, |lab| {
         let _wire = stage::wire(lab);
@@ -255,6 +287,8 @@ fn what_a_crash_left_of_a_takeover_is_taken_back_or_finished() {
                 scene.identities.add_watched(&new, &mut watch)
             }));
             assert!(died.is_err(), "step {fatal}");
+            let seen = scene.identities.snapshot().unwrap();
+            assert_eq!(seen.len(), 1, "step {fatal}");
             assert_still_whole(lab, &mut scene, fatal);
             let added = scene.identities.add(&new);
             let is_there = matches!(&added, Err(Error::CgroupTaken { .. }));

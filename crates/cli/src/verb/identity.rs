@@ -36,7 +36,7 @@ pub(crate) enum Verb {
     Add(AddArguments),
     /// List identities, and remove those whose cgroup is gone.
     #[command(
-        after_help = "A daemon that runs is asked for those of its configuration that wait for their cgroup (`awaited`)."
+        after_help = "A daemon that runs is asked for those of its configuration that aren't there (`awaited`); why, /healthz says, if their cgroup is."
     )]
     List(FolderArguments),
     /// Show an identity with what its sockets sent, received and were refused.
@@ -90,7 +90,8 @@ pub(crate) struct ShowArguments {
     #[command(flatten)]
     one: OneArguments,
 
-    /// Fail if its cgroup is gone, as before a service is started: a cgroup of the same path doesn't have this identity.
+    /// Fail if its cgroup is gone, as before a service is started: a cgroup of the same path doesn't have this identity. A service names
+    /// its cgroup's path: by its name, the identity may be active at another.
     #[arg(long)]
     active: bool,
 
@@ -100,7 +101,7 @@ pub(crate) struct ShowArguments {
 }
 
 /// Between two looks of who waits.
-const PAUSE: Duration = Duration::from_millis(20);
+const PAUSE: Duration = Duration::from_millis(100);
 /// How long a daemon may take to say what it waits for: it may be stopped, and identities don't need it.
 const DAEMON_PATIENCE: Duration = Duration::from_secs(2);
 
@@ -155,8 +156,10 @@ fn list(context: &Context, arguments: &FolderArguments) -> Outcome {
     for reason in &repaired.failures {
         note(reason);
     }
+    // Sooner than what is there is looked at: what is added in between is in one of both.
+    let told = context.client().with_timeout(DAEMON_PATIENCE).identities();
     let found = identities.list().map_err(failure(OPERATION))?;
-    let listed = with_awaited(found, context);
+    let listed = with_awaited(found, told.unwrap_or_default());
     context.output.answer(&listed, |listed| {
         let lines = listed.iter().map(|listed| match listed {
             ListedIdentity::Found(identity) => line(identity),
@@ -166,17 +169,13 @@ fn list(context: &Context, arguments: &FolderArguments) -> Outcome {
     })
 }
 
-/// Identities, and those of a daemon's configuration that aren't there, if one runs that tells.
-fn with_awaited(found: Vec<Identity>, context: &Context) -> Vec<ListedIdentity> {
-    let told = context.client().with_timeout(DAEMON_PATIENCE).identities();
-    let awaited = told
-        .unwrap_or_default()
-        .into_iter()
-        .filter(|told| match told {
-            // It may have come meanwhile.
-            ListedIdentity::Awaited(told) => !found.iter().any(|one| one.name == told.name),
-            ListedIdentity::Found(_) => false,
-        });
+/// Identities, and those of a daemon's configuration that aren't there, by what a daemon told.
+fn with_awaited(found: Vec<Identity>, told: Vec<ListedIdentity>) -> Vec<ListedIdentity> {
+    let awaited = told.into_iter().filter(|told| match told {
+        // It may have come meanwhile.
+        ListedIdentity::Awaited(told) => !found.iter().any(|one| one.name == told.name),
+        ListedIdentity::Found(_) => false,
+    });
     let awaited: Vec<ListedIdentity> = awaited.collect();
     let found = found.into_iter().map(ListedIdentity::Found);
     found.chain(awaited).collect()

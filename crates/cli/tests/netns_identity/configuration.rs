@@ -124,7 +124,9 @@ fn identities_of_the_configuration_come_and_go_with_their_cgroups_and_the_file()
         refused(&["show", "web", "--active", "--wait", "0"]);
 
         // Its cgroup comes, while somebody waits for it as before the first process of a service.
-        let waiting = std::thread::spawn(|| done(&["show", "web", "--active", "--wait", "600"]));
+        let path = host.web.path().to_owned();
+        let waiting =
+            std::thread::spawn(move || done(&["show", &path, "--active", "--wait", "600"]));
         host.web.make();
         let shown = waiting.join().unwrap();
         assert_eq!(
