@@ -12,8 +12,19 @@ pub(crate) fn run() -> Result<ExitCode> {
     packages::try_ensure();
     ensure_component("fmt", "rustfmt")?;
     ensure_component("clippy", "clippy")?;
-    let steps: [(&str, &[&str]); 2] = [
+    let steps: [(&str, &[&str]); 3] = [
         ("fmt", &["fmt", "--all", "--", "--check"]),
+        // A workspace of its own, whose lock file names our packages too, and which is built last of all.
+        (
+            "the lock file of fuzz",
+            &[
+                "fetch",
+                "--quiet",
+                "--locked",
+                "--manifest-path",
+                "fuzz/Cargo.toml",
+            ],
+        ),
         (
             "clippy",
             &[

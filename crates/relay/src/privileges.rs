@@ -18,9 +18,16 @@ pub(crate) const KEPT: &[Kept] = &[
 /// Descriptors that are wanted: three or four for each connection.
 pub(crate) const DESCRIPTORS: u64 = 262_144;
 
-/// Of the descriptors that there are, those for a peer's side beside a host's side that takes so many: a quarter at least.
+/// Of the descriptors that there are, those for a peer's side beside a host's side that may take so many.
 pub(crate) fn beside(descriptors: usize, of_host: usize) -> usize {
-    descriptors.saturating_sub(of_host).max(descriptors / 4)
+    descriptors
+        .saturating_sub(of_host)
+        .max(least_beside(descriptors))
+}
+
+/// Those that a peer's side has in any case.
+pub(crate) fn least_beside(descriptors: usize) -> usize {
+    descriptors / 4
 }
 
 /// Descriptors that there may be.

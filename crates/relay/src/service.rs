@@ -192,7 +192,10 @@ fn run_steered(
 /// Says so if the host's side may want more descriptors than there are.
 fn warn_of_descriptors(config: &Config) {
     let there_are = privileges::descriptors();
-    let for_peer = config.deliver.as_ref().map_or(0, |_| there_are / 4);
+    let for_peer = match config.deliver {
+        Some(_) => privileges::least_beside(there_are),
+        None => 0,
+    };
     let wanted = egress::descriptors(&config.limits);
     if config.egress.is_some() && wanted > there_are - for_peer {
         tracing::warn!(

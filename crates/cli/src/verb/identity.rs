@@ -198,6 +198,13 @@ fn show(context: &Context, arguments: &ShowArguments) -> Outcome {
 
 /// Returns when it is, or after so long.
 fn wait_until_active(identities: &Identities, name: &str, patience: Duration) -> Result<(), Error> {
+    if identities.is_active(name)? {
+        return Ok(());
+    }
+    let seconds = patience.as_secs();
+    note(&format!(
+        "waiting until identity {name} is active, {seconds} s at most"
+    ));
     let begun = Instant::now();
     while !identities.is_active(name)? && begun.elapsed() < patience {
         thread::sleep(PAUSE);

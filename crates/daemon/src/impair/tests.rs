@@ -403,19 +403,25 @@ fn a_service_that_does_not_answer_is_asked_by_who_looks_after_it_alone() {
     assert!(matches!(refusal, ImpairError::NotStarted(_)), "{refusal}");
 }
 
-/// As of a daemon that was killed before the service had done what it was asked for, or after.
-#[test]
-fn a_lease_that_an_earlier_daemon_has_led_another_way_is_led_as_usual() {
+/// A lease that goes as if it was impaired, which an earlier daemon has left so.
+fn left_another_way(has_service: bool) -> Lab {
+    let lab = Lab::new();
     let lease = LeaseKey {
         owner_uid: 0,
         name: "a".parse().unwrap(),
     };
+    lab.slots.set_impaired(&lease, true).unwrap();
+    if !has_service {
+        std::fs::remove_file(control_socket(lab.folder.path())).unwrap();
+    }
+    lab
+}
+
+/// As of a daemon that was killed before the service had done what it was asked for, or after.
+#[test]
+fn a_lease_that_an_earlier_daemon_has_led_another_way_is_led_as_usual() {
     for has_service in [true, false] {
-        let lab = Lab::new();
-        lab.slots.set_impaired(&lease, true).unwrap();
-        if !has_service {
-            std::fs::remove_file(control_socket(lab.folder.path())).unwrap();
-        }
+        let lab = left_another_way(has_service);
         lab.impairments.look(&lab.slots).unwrap();
         assert_eq!(lab.led(), 0, "{has_service}");
     }
@@ -424,16 +430,8 @@ fn a_lease_that_an_earlier_daemon_has_led_another_way_is_led_as_usual() {
 /// The pool is served by and by, and then its lease goes as usual, with nobody having asked for it.
 #[test]
 fn a_lease_of_a_pool_that_was_refused_at_the_start_is_led_as_usual_later() {
-    let lease = LeaseKey {
-        owner_uid: 0,
-        name: "a".parse().unwrap(),
-    };
     for has_service in [true, false] {
-        let lab = Lab::new();
-        lab.slots.set_impaired(&lease, true).unwrap();
-        if !has_service {
-            std::fs::remove_file(control_socket(lab.folder.path())).unwrap();
-        }
+        let lab = left_another_way(has_service);
         let set_refused = |is| *lab.network.is_pool_refused.lock().unwrap() = is;
         set_refused(true);
         for _ in 0..2 {
