@@ -139,13 +139,16 @@ impl<'de> Deserialize<'de> for RepeatText {
     }
 }
 
-/// Knows where lines begin.
-struct Lines<'a>(&'a str);
+/// Knows where lines end: each step asks for its own, so the text is looked through once.
+struct Lines(Vec<usize>);
 
-impl Lines<'_> {
+impl Lines {
+    fn new(text: &str) -> Self {
+        Self(text.match_indices('\n').map(|(at, _)| at).collect())
+    }
+
     fn of(&self, span: &Range<usize>) -> usize {
-        let before = self.0.as_bytes().get(..span.start).unwrap_or_default();
-        before.iter().filter(|byte| **byte == b'\n').count() + 1
+        self.0.partition_point(|end| *end < span.start) + 1
     }
 
     fn refuse<T>(
@@ -179,7 +182,7 @@ const NANOSECOND: TimeSpan = TimeSpan { nanoseconds: 1 };
 
 /// Reads a file. What it comes to in the course of time isn't checked yet.
 pub(super) fn read(text: &str, targets: &[&str]) -> Result<Scenario, ScenarioError> {
-    let lines = Lines(text);
+    let lines = Lines::new(text);
     let file: File = toml::from_str(text).map_err(|error| ScenarioError {
         line: error.span().map_or(1, |span| lines.of(&span)),
         problem: error.message().to_owned(),
@@ -238,7 +241,7 @@ fn length(
     file: &File,
     steps: &[Step],
     duration: Option<Nanoseconds>,
-    lines: &Lines<'_>,
+    lines: &Lines,
 ) -> Result<Nanoseconds, ScenarioError> {
     let last = steps.iter().max_by_key(|step| step.end());
     let end = last.map_or(0, Step::end);
@@ -291,7 +294,7 @@ fn check_events(steps: &[Step], granularity: Nanoseconds) -> Result<(), Scenario
 
 fn read_step(
     table: &StepTable,
-    lines: &Lines<'_>,
+    lines: &Lines,
     targets: &[&str],
     duration: Option<Nanoseconds>,
 ) -> Result<Step, ScenarioError> {
@@ -323,7 +326,7 @@ fn read_step(
 /// What the step does, and where it says so.
 fn read_action(
     table: &StepTable,
-    lines: &Lines<'_>,
+    lines: &Lines,
     at: Nanoseconds,
     duration: Option<Nanoseconds>,
 ) -> Result<(Action, Range<usize>), ScenarioError> {
@@ -380,7 +383,7 @@ fn read_action(
 /// The one thing that the step says is to be done.
 fn only_action(
     table: &StepTable,
-    lines: &Lines<'_>,
+    lines: &Lines,
 ) -> Result<(&'static str, Range<usize>), ScenarioError> {
     let flags = [
         ("partition", &table.partition),
@@ -423,7 +426,7 @@ fn only_action(
 type Companion<'a> = (&'a str, Option<Range<usize>>, &'a [&'a str]);
 
 /// That nothing stands beside an action that doesn't belong to it.
-fn check_companions(table: &StepTable, name: &str, lines: &Lines<'_>) -> Result<(), ScenarioError> {
+fn check_companions(table: &StepTable, name: &str, lines: &Lines) -> Result<(), ScenarioError> {
     let companions: [Companion<'_>; 4] = [
         (
             "for",
@@ -456,7 +459,7 @@ fn read_flap(
     lasts: Option<Nanoseconds>,
     at: Nanoseconds,
     duration: Option<Nanoseconds>,
-    lines: &Lines<'_>,
+    lines: &Lines,
 ) -> Result<Action, ScenarioError> {
     let span = flap.span();
     let flap = flap.get_ref();
@@ -489,7 +492,7 @@ fn read_flap(
 fn check_impairment(
     impairment: &Impairment,
     span: &Range<usize>,
-    lines: &Lines<'_>,
+    lines: &Lines,
 ) -> Result<(), ScenarioError> {
     if let Err(error) = impairment.check() {
         return lines.refuse(span, error.to_string());
