@@ -162,9 +162,9 @@ fn identities_of_the_configuration_come_and_go_with_their_cgroups_and_the_file()
             fs::remove_dir(host.web.path()).is_ok()
         });
         host.web.make();
-        until("it is added anew", || {
-            host.names() == ["hand", "web"] && host.listed() != added
-        });
+        done(&["show", "web", "--active", "--wait", "600"]);
+        assert_ne!(host.listed(), added);
+        assert_eq!(host.names(), ["hand", "web"]);
         assert_eq!(
             seen(lab, host.web.path()),
             "Operation not permitted 10.77.0.1"
@@ -288,9 +288,9 @@ fn an_identity_of_the_configuration_goes_on_in_a_new_cgroup_while_old_sockets_ar
         let error = refused(&["show", "web", "--active"]);
         assert!(error.contains("its cgroup"), "{error}");
         drop(server);
-        until("it is added", || {
-            host.names() == ["web"] && host.listed() != added
-        });
+        done(&["show", "web", "--active", "--wait", "600"]);
+        assert_ne!(host.listed(), added);
+        assert_eq!(host.names(), ["web"]);
         assert_eq!(seen(lab, host.web.path()), "Connection refused 10.77.0.2");
         until("nothing is wrong", || host.problems().is_empty());
         assert_eq!(done(&["show", "web", "--active"])["state"], "active");
