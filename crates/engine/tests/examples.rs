@@ -1,18 +1,15 @@
 //! The examples, run as their readers would.
 
+mod built;
+
 use std::collections::BTreeMap;
-use std::env;
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
 /// Packets sent on each link, by the last report that the example printed.
 fn links_of(example: &str) -> Result<BTreeMap<String, u64>> {
-    let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let output = Command::new(cargo)
-        .args(["run", "--quiet", "--locked", "--offline"])
-        .args(["--package", "sandwire-engine", "--example", example])
-        .output()?;
+    let output = Command::new(built::example(example)?).output()?;
     let problem = String::from_utf8_lossy(&output.stderr);
     ensure!(output.status.success(), "example {example}: {problem}");
     let text = String::from_utf8(output.stdout)?;

@@ -2,12 +2,13 @@
 
 #![expect(clippy::unwrap_used, clippy::print_stdout, reason = "helpers of tests")]
 
+#[path = "../built/mod.rs"]
+mod built;
 mod faults;
 mod offloads;
 mod streams;
 mod world;
 
-use std::env;
 use std::fs::{self, File};
 use std::process::{Command, Stdio};
 use std::thread;
@@ -167,14 +168,7 @@ fn send_tagged() -> anyhow::Result<()> {
 #[ignore = "needs root: cargo xtask test netns"]
 fn the_forwarding_example_drops_frames_of_odd_size() {
     lab::run_within(Duration::from_secs(600), |_lab| {
-        let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-        let built = Command::new(cargo)
-            .args(["build", "--quiet", "--locked", "--offline"])
-            .args(["--package", "sandwire-engine", "--example", "forward"])
-            .status();
-        assert!(built.unwrap().success());
-        let test = env::current_exe().unwrap();
-        let example = test.ancestors().nth(2).unwrap().join("examples/forward");
+        let example = built::example("forward").unwrap();
         let world = World::of_veths();
         let output = Command::new(example)
             .args([LEFT.outer, RIGHT.outer, "6"])
