@@ -92,6 +92,29 @@ pub(crate) fn search_path() -> OsString {
     env::join_paths(folders).unwrap_or(path)
 }
 
+/// Where tests look for programs: first the toolchain that runs us, then what the machine has for all its users, then the rest.
+/// What a home folder has in front of those (shims of a version manager) may be another version, and start a dozen processes.
+pub(crate) fn search_path_of_tests() -> OsString {
+    let toolchain = env::var_os("CARGO").map(PathBuf::from);
+    let toolchain = toolchain.as_deref().and_then(Path::parent);
+    let rest = search_path();
+    let folders = toolchain.into_iter().map(Path::to_owned);
+    let folders = folders
+        .chain(OF_ALL_USERS.map(PathBuf::from))
+        .chain(env::split_paths(&rest));
+    env::join_paths(folders).unwrap_or(rest)
+}
+
+/// Debian's own default for root.
+const OF_ALL_USERS: [&str; 6] = [
+    "/usr/local/sbin",
+    "/usr/local/bin",
+    "/usr/sbin",
+    "/usr/bin",
+    "/sbin",
+    "/bin",
+];
+
 /// Path of a program.
 pub(crate) fn find(name: &str) -> Option<PathBuf> {
     env::split_paths(&search_path())

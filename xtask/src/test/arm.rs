@@ -115,7 +115,7 @@ fn run_program(
     };
     eprintln!("     Running {} on ARM", executable.label);
     let command = machine.command(folder.path(), &job)?;
-    harness::run_watched(command, &executable.label, end)
+    harness::run_watched(command, &executable.label, end, harness::Shown::Alone)
 }
 
 /// Runs the program's tests of `netns` whose names contain any of these parts; the user's come in place of ours. Which tier

@@ -15,7 +15,11 @@ use anyhow::{Context, Result, bail, ensure};
 use rustix::process::nice;
 use serde_json::Value;
 
-use super::{harness::run_watched, summary::Tally, tier::Tier};
+use super::{
+    harness::{Shown, run_watched},
+    summary::Tally,
+    tier::Tier,
+};
 use crate::{command, workspace};
 
 /// How long each target runs; all of them take about a minute together.
@@ -74,7 +78,7 @@ pub(super) fn run(filters: &[String], targets: Targets) -> Result<Tally> {
             continue;
         }
         eprintln!("     Fuzzing {name} for {SECONDS} s");
-        let outcome = run_watched(fuzzer(&name, &path, &folder)?, &name, end)?;
+        let outcome = run_watched(fuzzer(&name, &path, &folder)?, &name, end, Shown::Alone)?;
         if outcome.failed == 0 {
             tally.passed += 1;
         }

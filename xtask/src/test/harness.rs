@@ -9,7 +9,7 @@ use std::{
     io::{BufRead, BufReader},
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
-    sync::mpsc,
+    sync::{Mutex, PoisonError, mpsc},
     thread,
     time::{Duration, Instant},
 };
@@ -41,34 +41,65 @@ pub(crate) fn run_cargo_test(filters: &[String], deadline: Duration) -> Result<T
         .args(["test", "--workspace", "--locked", "--no-fail-fast", "--"])
         .args(filters)
         .current_dir(workspace::root());
-    run_watched(cargo, "cargo test", Instant::now() + deadline)
+    run_watched(cargo, "cargo test", Instant::now() + deadline, Shown::Alone)
 }
 
-/// Runs the ignored tests that belong to a tier.
+/// Runs the ignored tests that belong to a tier, of as many executables at a time as the tier has lanes.
 pub(crate) fn run_ignored(tier: Tier, filters: &[String]) -> Result<Tally> {
-    let executables = test_executables(&build_tests(&[])?)?;
+    let selections = selections(tier, filters)?;
+    let lanes = tier.lanes().min(selections.len());
+    let shown = if lanes > 1 {
+        Shown::Named
+    } else {
+        Shown::Alone
+    };
     // What the build takes is not the tests' time.
     let end = Instant::now() + tier.deadline();
-    let mut tally = Tally::default();
-    for executable in executables {
+    let waiting = Mutex::new(selections.into_iter());
+    let lane = || -> Result<Tally> {
+        let mut tally = Tally::default();
+        while let Some((executable, tests)) = next(&waiting) {
+            let label = &executable.label;
+            eprintln!("     Running {label} ({} tests)", tests.len());
+            let command = in_namespaces(&executable, tier, &tests);
+            tally += run_watched(command, label, end, shown)?;
+        }
+        Ok(tally)
+    };
+    thread::scope(|scope| {
+        let running: Vec<_> = (0..lanes).map(|_| scope.spawn(lane)).collect();
+        let mut tally = Tally::default();
+        for lane in running {
+            tally += lane
+                .join()
+                .unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+        }
+        Ok(tally)
+    })
+}
+
+/// Executables and those of their tests that are to run.
+fn selections(tier: Tier, filters: &[String]) -> Result<Vec<(Executable, Vec<String>)>> {
+    let mut selections = Vec::new();
+    for executable in test_executables(&build_tests(&[])?)? {
         let selected: Vec<String> = ignored_tests(&executable)?
             .into_iter()
             .filter(|(_, of)| *of == tier)
             .map(|(name, _)| name)
             .filter(|name| filters.is_empty() || filters.iter().any(|part| name.contains(part)))
             .collect();
-        if selected.is_empty() {
-            continue;
+        if !selected.is_empty() {
+            selections.push((executable, selected));
         }
-        eprintln!(
-            "     Running {} ({} tests)",
-            executable.label,
-            selected.len()
-        );
-        let command = in_namespaces(&executable, tier, &selected);
-        tally += run_watched(command, &executable.label, end)?;
     }
-    Ok(tally)
+    // Those of few tests first: at the end, the lanes have enough of them to share.
+    selections.sort_by_key(|(_, tests)| tests.len());
+    Ok(selections)
+}
+
+fn next<T>(waiting: &Mutex<impl Iterator<Item = T>>) -> Option<T> {
+    let mut waiting = waiting.lock().unwrap_or_else(PoisonError::into_inner);
+    waiting.next()
 }
 
 /// Builds every test executable of the workspace, and the executables that they start; returns what cargo says of each.
@@ -126,7 +157,7 @@ impl Executable {
     fn set_up(&self, mut command: Command) -> Command {
         command
             .current_dir(&self.package_folder)
-            .env("PATH", command::search_path())
+            .env("PATH", command::search_path_of_tests())
             .env("CARGO_MANIFEST_DIR", &self.package_folder);
         command
     }
@@ -196,8 +227,32 @@ fn in_namespaces(executable: &Executable, tier: Tier, tests: &[String]) -> Comma
     command
 }
 
+/// How the output of a test command is shown.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Shown {
+    /// As it is: nothing else runs.
+    Alone,
+    /// Each line behind the command's label, since others' come in between.
+    Named,
+}
+
+impl Shown {
+    fn print(self, label: &str, line: &str) {
+        match self {
+            Self::Alone => println!("{line}"),
+            Self::Named if line.is_empty() => {}
+            Self::Named => println!("{label}: {line}"),
+        }
+    }
+}
+
 /// Runs a test command, shows its output, counts its results, and ends it at the deadline.
-pub(super) fn run_watched(mut command: Command, label: &str, end: Instant) -> Result<Tally> {
+pub(super) fn run_watched(
+    mut command: Command,
+    label: &str,
+    end: Instant,
+    shown: Shown,
+) -> Result<Tally> {
     command.stdin(Stdio::null()).stdout(Stdio::piped());
     let mut group = Group::start(&mut command).with_context(|| format!("starting {label}"))?;
     let lines = lines_of(group.leader());
@@ -205,7 +260,7 @@ pub(super) fn run_watched(mut command: Command, label: &str, end: Instant) -> Re
     loop {
         match lines.recv_timeout(end.saturating_duration_since(Instant::now())) {
             Ok(line) => {
-                println!("{line}");
+                shown.print(label, &line);
                 match results.read(&line) {
                     Some(Said::Result(counts)) => tally += counts,
                     Some(Said::Failed(name)) => tally.failures.push(format!("{label}: {name}")),
@@ -286,13 +341,13 @@ mod tests {
                       echo 'test result: ok. 2 passed; 0 failed; 0 ignored; 0 measured'
                       echo 'running 3 tests'
                       echo 'test result: ok. 3 passed; 0 failed; 0 ignored; 0 measured'";
-        let tally = run_watched(shell(script), "script", soon()).unwrap();
+        let tally = run_watched(shell(script), "script", soon(), Shown::Alone).unwrap();
         assert_eq!((tally.passed, tally.failed), (5, 0));
     }
 
     #[test]
     fn a_test_program_that_crashes_counts_as_failed() {
-        let tally = run_watched(shell("kill -9 $$"), "script", soon()).unwrap();
+        let tally = run_watched(shell("kill -9 $$"), "script", soon(), Shown::Alone).unwrap();
         assert_eq!((tally.passed, tally.failed), (0, 1));
     }
 
@@ -300,13 +355,13 @@ mod tests {
     #[test]
     fn a_test_program_that_ends_well_without_a_result_counts_as_failed() {
         let script = "echo 'running 2 tests'; echo 'test a ... ok'";
-        let tally = run_watched(shell(script), "script", soon()).unwrap();
+        let tally = run_watched(shell(script), "script", soon(), Shown::Alone).unwrap();
         assert_eq!((tally.passed, tally.failed), (0, 1));
     }
 
     #[test]
     fn a_program_that_has_no_tests_to_tell_of_may_end_well() {
-        let tally = run_watched(shell("echo done"), "script", soon()).unwrap();
+        let tally = run_watched(shell("echo done"), "script", soon(), Shown::Alone).unwrap();
         assert_eq!((tally.passed, tally.failed), (0, 0));
     }
 
@@ -314,7 +369,7 @@ mod tests {
     fn a_test_program_that_hangs_is_ended_and_counts_as_failed() {
         let started = Instant::now();
         let end = started + Duration::from_millis(100);
-        let tally = run_watched(shell("sleep 60"), "script", end).unwrap();
+        let tally = run_watched(shell("sleep 60"), "script", end, Shown::Alone).unwrap();
         assert_eq!((tally.passed, tally.failed), (0, 1));
         assert!(started.elapsed() < Duration::from_secs(30));
     }

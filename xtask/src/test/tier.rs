@@ -71,13 +71,22 @@ impl Tier {
     }
 
     /// How many tests of one executable run at a time; nothing means as many as there are cores.
-    /// An emulated guest keeps a core busy, so two at once would miss each other's deadlines.
+    /// An emulated guest keeps a core busy, so two at once would miss each other's deadlines on one.
     /// Those of namespaces wait most of the time, for packets and for time-outs.
     pub(crate) fn threads(self) -> Option<usize> {
         match self {
             Self::Guest | Self::Firecracker => Some(1),
-            Self::Netns => Some(2 * thread::available_parallelism().map_or(1, usize::from)),
+            Self::Netns => Some(1 + cores()),
             _ => None,
+        }
+    }
+
+    /// How many executables run at a time: the last tests of one would leave cores idle, and so would one guest.
+    pub(crate) fn lanes(self) -> usize {
+        match self {
+            Self::Netns => 2,
+            Self::Guest => cores().min(2),
+            _ => 1,
         }
     }
 
@@ -107,4 +116,8 @@ impl Tier {
             Self::Arm => capabilities::missing_for_arm().or_else(arm::missing_target),
         }
     }
+}
+
+fn cores() -> usize {
+    thread::available_parallelism().map_or(1, usize::from)
 }
