@@ -15,7 +15,7 @@ use super::{Probe, datapath, features};
 
 /// How long a probe may take. The slowest one reads the kernel's types and has a dozen programs verified: 1.4 s on a common
 /// machine, 15 s on an emulated one.
-const TIME_MAX: Duration = Duration::from_secs(60);
+const TIME_MAX: Duration = Duration::from_secs(180);
 
 /// What came of a probe.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
