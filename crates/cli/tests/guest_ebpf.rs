@@ -345,7 +345,7 @@ fn fragments_pass_in_both_directions() {
                         assert_eq!(echoed.trim(), "echoed", "{} to {target}", lease.name);
                     }
                     let pinged = web
-                        .run(&format!("ping -c 2 -s 5000 -W 5 {target}"))
+                        .run(&format!("ping -c 2 -i 0.1 -s 5000 -W 5 {target}"))
                         .unwrap();
                     assert!(
                         pinged.contains(" 0% packet loss"),

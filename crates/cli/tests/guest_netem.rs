@@ -352,7 +352,7 @@ fn assert_once_of_four(measure: impl Fn() -> Result<(), String>) {
 #[test]
 #[ignore = "needs root and guests: cargo xtask test guest"]
 fn impair_measures_as_netem_does_or_differs_as_documented() {
-    lab::run_on(Series::Linux6_1, Duration::from_secs(400), |lab| {
+    lab::run_on(Series::Linux6_1, Duration::from_secs(900), |lab| {
         let world = World::start(lab);
         let plain = Traffic::paced(100, 5 * MILLISECOND).run(&world.ours.far, &world.ours.near);
         println!("nothing: {plain}");

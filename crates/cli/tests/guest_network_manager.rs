@@ -90,7 +90,7 @@ busybox poweroff -f
 #[ignore = "needs root and guests: cargo xtask test guest"]
 fn network_manager_leaves_sandboxes_alone_and_what_it_does_all_the_same_is_put_right() {
     let image = Image::with_network_manager().unwrap();
-    lab::run_within(Duration::from_secs(400), |lab| {
+    lab::run_within(Duration::from_secs(960), |lab| {
         let after = "sandwire.service NetworkManager.service";
         let mut additions = systemd::host(lab.folder(), SANDWIRE, after, CHECK).unwrap();
         additions.extend([
@@ -98,7 +98,7 @@ fn network_manager_leaves_sandboxes_alone_and_what_it_does_all_the_same_is_put_r
             Addition::text("/10-sandwire.conf", CONFIG),
         ]);
         let arguments = "systemd.wants=NetworkManager.service systemd.wants=sandwire.service systemd.wants=check.service";
-        let patience = Duration::from_secs(370);
+        let patience = Duration::from_secs(900);
         let console = image
             .run(lab.folder(), &additions, arguments, patience)
             .unwrap();

@@ -184,7 +184,7 @@ sandwire pool delete plain
 say shared-mac "$(/bin/ip -o link show type bridge | grep -o 'link/ether [0-9a-f:]*')"
 for i in $(seq 10); do sandwire acquire apart apart-$i; done
 say taps "$(for i in $(seq 10); do sandwire --json show apart-$i; done | tr -d ' ' | grep -o '"used":"[a-z]*"' | sort | uniq -c | tr -s ' ')"
-for i in $(seq 10); do sandwire release apart-$i; done
+sandwire release $(seq 10 | sed s/^/apart-/)
 sandwire pool delete apart
 
 # Both ends where networkd doesn't get at them.
@@ -196,7 +196,7 @@ sandwire pool delete apart
 /bin/ip -n near link set eth0 up
 /bin/ip -n far link set far0 up
 # Whole milliseconds of the quickest of some pings.
-quickest() { /bin/ip netns exec near busybox ping -c 5 192.0.2.2 | sed -n 's:.*min/avg/max = \([0-9]*\)\..*:\1:p'; }
+quickest() { /bin/ip netns exec near busybox ping -c 5 -i 0.2 192.0.2.2 | sed -n 's:.*min/avg/max = \([0-9]*\)\..*:\1:p'; }
 systemctl start sandwire-impair
 say impair-active "$(systemctl is-active sandwire-impair)"
 say unimpaired "$(quickest)"
@@ -246,7 +246,7 @@ busybox poweroff -f
 #[ignore = "needs root and guests: cargo xtask test guest"]
 fn the_units_work_under_their_own_settings() {
     let image = Image::fetch().unwrap();
-    lab::run_within(Duration::from_secs(600), |lab| {
+    lab::run_within(Duration::from_secs(1260), |lab| {
         let after = "sandwire.service sandwire-vsock.service";
         let mut additions = systemd::host(lab.folder(), CONFIG, after, CHECK).unwrap();
         for (name, text) in SERVICES {
@@ -264,7 +264,7 @@ fn the_units_work_under_their_own_settings() {
         }
         let arguments = "systemd.wants=systemd-networkd.service systemd.wants=sandwire-vsock.service systemd.wants=sandwire.service \
                          systemd.wants=web.slice systemd.wants=check.service";
-        let patience = Duration::from_secs(560);
+        let patience = Duration::from_secs(1200);
         let console = image
             .run(lab.folder(), &additions, arguments, patience)
             .unwrap();

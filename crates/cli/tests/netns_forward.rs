@@ -314,7 +314,8 @@ fn iperf3_gets_across_by_udp_and_tcp() {
         let rate = tcp["end"]["sum_received"]["bits_per_second"]
             .as_f64()
             .unwrap();
-        assert!(rate > 20e6, "{rate}");
+        // However slow the machine: what gets stuck moves next to nothing.
+        assert!(rate > 1e6, "{rate}");
         let (status, output, errors) = forwarder.stop(Signal::TERM);
         assert!(status.success(), "{errors}");
         let lines: Vec<Value> = output
@@ -428,15 +429,20 @@ fn what_is_under_way_is_let_go_at_the_end_or_dropped_and_counted() {
             .unwrap();
         for (flags, expected) in [
             (
-                &["--seconds", "3"][..],
+                &["--seconds", "8"][..],
                 "ended: 10 packets under way were released, 0 dropped",
             ),
             (
-                &["--seconds", "3", "--flush"][..],
+                &["--seconds", "8", "--flush"][..],
                 "ended: 0 packets under way were released, 10 dropped",
             ),
         ] {
-            let ab = ["va", "vb", "--ab", "match protocol=icmp version=4 delay 4s"];
+            let ab = [
+                "va",
+                "vb",
+                "--ab",
+                "match protocol=icmp version=4 delay 30s",
+            ];
             let mut forwarder = Forwarder::start(&[&ab, flags].concat());
             forwarder.wait_report();
             // Nobody answers within their patience.
@@ -513,9 +519,9 @@ fn a_scenario_takes_its_course() {
     lab::run(|lab| {
         let world = World::make(lab);
         let file = lab.folder().join("course.toml");
-        let text = "duration = \"20s\"\n[[rule]]\nmatch = { protocol = \"icmp\" }\ndelay = \"40ms\"\n\
-                    [[step]]\nat = \"4s\"\npartition = true\nfor = \"3s\"\n\
-                    [[step]]\nat = \"9s\"\nclear = true\n";
+        let text = "duration = \"60s\"\n[[rule]]\nmatch = { protocol = \"icmp\" }\ndelay = \"40ms\"\n\
+                    [[step]]\nat = \"12s\"\npartition = true\nfor = \"6s\"\n\
+                    [[step]]\nat = \"22s\"\nclear = true\n";
         std::fs::write(&file, text).unwrap();
         let file = file.to_str().unwrap();
         let mut forwarder = Forwarder::start(&["va", "vb", "--scenario", file]);
@@ -546,7 +552,7 @@ fn a_scenario_takes_its_course() {
 #[test]
 #[ignore = "needs root: cargo xtask test netns"]
 fn packets_pass_between_the_changes_of_a_dense_scenario() {
-    lab::run(|lab| {
+    lab::run_within(Duration::from_secs(600), |lab| {
         let world = World::make(lab);
         let file = lab.folder().join("dense.toml");
         let mut text = String::from("duration = \"10ms\"\nrepeat = \"forever\"\n");

@@ -50,7 +50,7 @@ fn ipvlan_is_refused_where_there_is_none() {
 #[test]
 #[ignore = "needs root and guests: cargo xtask test guest"]
 fn ipvlan_children_live_under_their_policy_on_linux_6_12() {
-    lab::run_on(Series::Linux6_12, Duration::from_secs(300), |lab| {
+    lab::run_on(Series::Linux6_12, Duration::from_secs(900), |lab| {
         let (mut world, spaces, leases) = with_two(lab, "ipvlan", &routed());
         let blue = &spaces[0];
         let parent = mac_of(lab, "up0");

@@ -179,9 +179,9 @@ fn links_are_impaired_each_way_and_down_ends_that() {
             let times = text.split_once("min/avg/max/mdev = ").unwrap().1;
             times.split('/').next().unwrap().parse().unwrap()
         };
-        assert!((50.0..60.0).contains(&least(&far)), "{far}");
+        assert!((50.0..75.0).contains(&least(&far)), "{far}");
         let near = ping("printer");
-        assert!((40.0..50.0).contains(&least(&near)), "{near}");
+        assert!((40.0..65.0).contains(&least(&near)), "{near}");
         let listed = done(&["list"]);
         assert!(
             listed.contains("eth1") && !listed.contains("swd"),

@@ -45,7 +45,7 @@ fn two_children_live_under_their_policy_and_vanish_without_a_trace() {
 #[test]
 #[ignore = "needs root and guests: cargo xtask test guest"]
 fn two_children_live_under_their_policy_on_linux_6_1() {
-    lab::run_on(Series::Linux6_1, Duration::from_secs(300), |lab| {
+    lab::run_on(Series::Linux6_1, Duration::from_secs(900), |lab| {
         let (mut world, spaces, leases) = with_two(lab, "macvlan", &routed());
         live_under_policy("macvlan", "bridge", &mut world, &spaces, &leases);
     });

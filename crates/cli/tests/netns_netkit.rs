@@ -72,7 +72,7 @@ fn netkit_is_refused_where_there_is_none_and_auto_says_why_it_is_veth() {
 #[test]
 #[ignore = "needs root and guests: cargo xtask test guest"]
 fn containers_with_netkit_live_under_their_policy_on_linux_6_12() {
-    lab::run_on(Series::Linux6_12, 300 * SECOND, |lab| {
+    lab::run_on(Series::Linux6_12, 900 * SECOND, |lab| {
         let mut world = World::without_pools(lab);
         world
             .daemon

@@ -35,7 +35,7 @@ use sandwire_testlab::{
 };
 use serde_json::json;
 
-const DEADLINE: Duration = Duration::from_secs(300);
+const DEADLINE: Duration = Duration::from_secs(900);
 
 /// Between two sandboxes, the second of which has these addresses, and between that and the world beyond.
 fn assert_all_pass(world: &World, sandboxes: &[Place; 2], addresses: &[String]) {

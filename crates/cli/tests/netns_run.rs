@@ -140,6 +140,19 @@ fn a_signal_to_us_reaches_the_command_once_and_its_status_comes_back() {
     });
 }
 
+/// Whether a process has a say in what SIGTERM does to it.
+fn catches_signals(process: u32) -> bool {
+    const SIGTERM: u32 = 15;
+    let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap();
+    let mut masks = status.lines().filter_map(|line| {
+        let (name, mask) = line.split_once(":\t")?;
+        ["SigBlk", "SigCgt"]
+            .contains(&name)
+            .then(|| u64::from_str_radix(mask, 16).unwrap())
+    });
+    masks.any(|mask| mask & (1 << (SIGTERM - 1)) != 0)
+}
+
 /// Nothing of what was asked may be carried out once nobody waits for it.
 #[test]
 #[ignore = "needs root: cargo xtask test netns"]
@@ -153,6 +166,7 @@ fn who_waits_for_a_daemon_that_stands_still_can_be_ended_and_leaves_no_lease() {
         ] {
             let suspended = daemon.suspend().unwrap();
             let child = run_script(&daemon, flags, "touch /run/lab/has-begun");
+            wait_until("it listens to signals", || catches_signals(child.id()));
             thread::sleep(Duration::from_millis(500));
             let asked = Instant::now();
             lab.run(&format!("kill -{signal} {}", child.id()));

@@ -371,7 +371,10 @@ fn siblings_reach_each_other_and_captures_have_their_packets() {
         caller.run_for(Duration::from_millis(50)).unwrap();
         assert_eq!(called.receive_exact(accepted, 7).unwrap(), b"sibling");
 
-        thread::sleep(Duration::from_millis(200));
+        wait_until("it is in the file", || {
+            let bytes = fs::read(&file).unwrap();
+            bytes.windows(7).any(|window| window == b"sibling")
+        });
         let (done, _, errors) = interrupt(capture);
         assert!(done, "{errors}");
         let mut bytes = Vec::new();

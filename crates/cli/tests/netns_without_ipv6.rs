@@ -36,7 +36,7 @@ const POOLS: [(&str, &str, &str); 3] = [
 #[test]
 #[ignore = "needs root and guests: cargo xtask test guest"]
 fn sandboxes_and_identities_live_where_the_kernel_has_no_ipv6() {
-    lab::run_booted(Series::Linux6_12, "ipv6.disable=1", 400 * SECOND, |lab| {
+    lab::run_booted(Series::Linux6_12, "ipv6.disable=1", 900 * SECOND, |lab| {
         assert!(!Path::new("/proc/sys/net/ipv6").exists());
         live_without_ipv6(lab);
     });

@@ -110,7 +110,7 @@ fn host_with_slots(lab: &Lab, count: u16) -> (Beyond, Vec<Slot>) {
 fn assert_separate_guests(slots: &[Slot]) {
     for slot in slots {
         for address in [slot.ipv4, slot.ipv6] {
-            command::run(&format!("ping -c 1 -W 2 {address}")).unwrap();
+            command::run(&format!("ping -c 1 -W 10 {address}")).unwrap();
             GuestWeb::at(address).wait(10 * SECOND).unwrap();
         }
         GuestWeb::at(slot.ipv4)
@@ -204,7 +204,7 @@ fn qemu_clones_of_one_snapshot_are_different_machines() {
 #[test]
 #[ignore = "needs root and guests: cargo xtask test guest"]
 fn a_lab_runs_on_linux_6_1() {
-    lab::run_on(Series::Linux6_1, 90 * SECOND, |lab| {
+    lab::run_on(Series::Linux6_1, 300 * SECOND, |lab| {
         assert_lab_works_on(lab, Series::Linux6_1);
     });
 }
@@ -212,7 +212,7 @@ fn a_lab_runs_on_linux_6_1() {
 #[test]
 #[ignore = "needs root and guests: cargo xtask test guest"]
 fn a_lab_runs_on_linux_6_12() {
-    lab::run_on(Series::Linux6_12, 90 * SECOND, |lab| {
+    lab::run_on(Series::Linux6_12, 300 * SECOND, |lab| {
         assert_lab_works_on(lab, Series::Linux6_12);
     });
 }
@@ -223,7 +223,7 @@ fn assert_lab_works_on(lab: &Lab, series: Series) {
     assert!(version.starts_with(series.version()), "{version}");
     let (_beyond, slots) = host_with_slots(lab, 1);
     let guest = FakeGuest::attach(&slots[0].namespace.path(), "vmtap0").unwrap();
-    assert!(guest.ping(BEYOND_IPV4.into(), SECOND).is_ok());
+    assert!(guest.ping(BEYOND_IPV4.into(), 10 * SECOND).is_ok());
     lab.run("tc qdisc replace dev up0 root fq");
     lab.run("tc qdisc add dev up0 clsact");
     assert!(lab.snapshot().differences(&lab.snapshot()).is_empty());

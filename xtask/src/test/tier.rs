@@ -64,7 +64,7 @@ impl Tier {
             Self::Fuzz => 10,
             Self::Netns => 40,
             Self::Container | Self::Firecracker | Self::Cnitool => 10,
-            Self::Guest => 40,
+            Self::Guest => 60,
             Self::Arm => 45,
         };
         Duration::from_secs(60 * minutes)

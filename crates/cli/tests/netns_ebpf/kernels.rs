@@ -32,7 +32,7 @@ fn slots_of_both_kinds_work_from_the_first_packet_on() {
 #[test]
 #[ignore = "needs root and guests: cargo xtask test guest"]
 fn slots_of_both_kinds_work_on_linux_6_1() {
-    lab::run_on(Series::Linux6_1, 240 * SECOND, |lab| {
+    lab::run_on(Series::Linux6_1, 900 * SECOND, |lab| {
         let mut world = assert_works_from_the_first_packet_on(lab);
         assert_all_programs_load(lab);
         assert_a_life_goes_well(lab, &mut world);
@@ -42,7 +42,7 @@ fn slots_of_both_kinds_work_on_linux_6_1() {
 #[test]
 #[ignore = "needs root and guests: cargo xtask test guest"]
 fn slots_of_both_kinds_work_on_linux_6_12_with_strict_settings() {
-    lab::run_booted(Series::Linux6_12, STRICT, 240 * SECOND, |lab| {
+    lab::run_booted(Series::Linux6_12, STRICT, 900 * SECOND, |lab| {
         assert_eq!(
             lab.run("sysctl -n net.ipv4.conf.all.arp_ignore").trim(),
             "2"

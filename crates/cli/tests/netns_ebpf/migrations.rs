@@ -135,7 +135,8 @@ fn assert_mended(world: &World, lease: &Lease, guest: &FakeGuest) {
 #[test]
 #[ignore = "needs root: cargo xtask test netns"]
 fn whenever_the_daemon_is_killed_while_maps_are_made_anew_no_packet_is_counted_twice() {
-    lab::run(|lab| {
+    // The daemon starts thirteen times.
+    lab::run_within(600 * SECOND, |lab| {
         let (mut world, guests) = with_small_maps(lab);
         let received = |world: &World, lease: &Lease| {
             let traffic = world.detail(lease)["traffic"].clone();

@@ -33,7 +33,7 @@ const SMALL_TALK: u64 = 8;
 #[ignore = "needs root and guests: cargo xtask test guest"]
 fn a_processor_that_is_plugged_in_counts_and_limits_too() {
     // Since 6.9 Linux has no room for one without a hypervisor that it knows, which QEMU alone isn't.
-    lab::run_on_pluggable(Series::Linux6_1, 300 * SECOND, |lab| {
+    lab::run_on_pluggable(Series::Linux6_1, 900 * SECOND, |lab| {
         let mut world = World::start(lab, "route", 2);
         let tally = world.beyond.inside(|| Tally::start(PORT)).unwrap();
         assert_eq!(processors_with_lines(lab), 1);

@@ -47,7 +47,7 @@ fn other_peoples_programs_stay_before_and_after_ours() {
             for ((lease, guest), (low, high)) in guests.iter().zip(&around) {
                 let was = [seen(low), seen(high)];
                 for _ in 0..10 {
-                    guest.ping(BEYOND_IPV4.into(), SECOND).unwrap();
+                    guest.ping(BEYOND_IPV4.into(), 5 * SECOND).unwrap();
                 }
                 assert!(seen(low) - was[0] >= 10, "{round} restart: {}", lease.name);
                 assert_eq!(
@@ -97,7 +97,7 @@ fn a_user_s_own_xdp_program_on_a_tap_stays() {
             for ((lease, guest), program) in guests.iter().zip(&programs) {
                 let was = program.packets().unwrap();
                 for _ in 0..10 {
-                    guest.ping(BEYOND_IPV4.into(), SECOND).unwrap();
+                    guest.ping(BEYOND_IPV4.into(), 5 * SECOND).unwrap();
                 }
                 let seen = program.packets().unwrap() - was;
                 assert!(seen >= 10, "{when}, {}: {seen} frames", lease.name);

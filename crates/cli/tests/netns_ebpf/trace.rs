@@ -2,6 +2,7 @@
 
 use std::{
     fs,
+    io::Read,
     net::SocketAddr,
     process::{Child, Stdio},
     thread,
@@ -35,7 +36,7 @@ fn a_written_trace_is_read_by_tcpdump() {
 #[test]
 #[ignore = "needs root and guests: cargo xtask test guest"]
 fn traces_and_figures_are_had_on_linux_6_1() {
-    lab::run_on(Series::Linux6_1, 240 * SECOND, |lab| {
+    lab::run_on(Series::Linux6_1, 900 * SECOND, |lab| {
         let world = assert_a_written_trace_is_read_by_tcpdump(lab);
         let (lease, _guest) = world.guest("host", "seen");
         let pinger = Pinger::start(&world.beyond.path(), lease.ipv4, SECOND / 50).unwrap();
@@ -56,8 +57,8 @@ fn assert_a_written_trace_is_read_by_tcpdump(lab: &Lab) -> World {
             .stdout(Stdio::null())
             .spawn()
             .unwrap();
-        wait_until("the trace has begun", 10 * SECOND, || {
-            guest.ping(BEYOND_IPV4.into(), SECOND).unwrap();
+        wait_until("the trace has begun", 60 * SECOND, || {
+            guest.ping(BEYOND_IPV4.into(), 5 * SECOND).unwrap();
             guest.ping(HOST_IPV4.into(), SECOND / 10).unwrap_err();
             fs::metadata(&file).is_ok_and(|file| file.len() > 1000)
         });
@@ -97,11 +98,16 @@ fn a_trace_tells_of_all_packets_or_how_many_it_missed() {
         let (_lease, guest) = world.guest(POOLS[0], "flooded");
         guest.ping(BEYOND_IPV4.into(), 5 * SECOND).unwrap();
         let trace = trace_unread(&world);
-        thread::sleep(SECOND);
         let before = count_of(&world);
         let datagram = one_of_many(&guest);
         let sent = guest.flood(vec![datagram], SECOND).unwrap();
-        thread::sleep(2 * SECOND);
+        // The client reads them in the time that it takes.
+        let is_read = |ticks: u64| processor_ticks(trace.id()) == ticks;
+        wait_until("it has read all", 60 * SECOND, || {
+            let ticks = processor_ticks(trace.id());
+            thread::sleep(2 * SECOND);
+            is_read(ticks)
+        });
         let passed = count_of(&world) - before;
         command::run(&format!("kill -INT {}", trace.id())).unwrap();
         let said = trace.wait_with_output().unwrap().stderr;
@@ -164,11 +170,28 @@ fn one_of_many(guest: &FakeGuest) -> Vec<u8> {
     frame::udp(own.mac, GATEWAY_MAC, from, to, b"one of many")
 }
 
-/// A trace of which only the summary is kept.
+/// A trace that has begun, of which only the summary is kept.
 fn trace_unread(world: &World) -> Child {
     let mut trace = world.daemon.command("trace flooded");
     let trace = trace.stdout(Stdio::null()).stderr(Stdio::piped());
-    trace.spawn().unwrap()
+    let mut trace = trace.spawn().unwrap();
+    // Byte by byte: what follows is for who waits for its end.
+    let (mut said, mut byte) = (Vec::new(), [0]);
+    while !said.ends_with(b"interrupt to end\n") {
+        let stderr = trace.stderr.as_mut().unwrap();
+        stderr.read_exact(&mut byte).unwrap();
+        said.push(byte[0]);
+    }
+    trace
+}
+
+/// Processor time that a process has taken, in the kernel's ticks.
+fn processor_ticks(process: u32) -> u64 {
+    let stat = fs::read_to_string(format!("/proc/{process}/stat")).unwrap();
+    let (_, fields) = stat.rsplit_once(") ").unwrap();
+    // utime and stime, fields 14 and 15 of proc(5); the third is the first here.
+    let ticks = fields.split(' ').skip(11).take(2);
+    ticks.map(|field| field.parse::<u64>().unwrap()).sum()
 }
 
 /// Events of packets that found no room, of all interfaces, as the kernel has them.

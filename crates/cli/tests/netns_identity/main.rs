@@ -59,11 +59,11 @@ fn source(lab: &Lab, cgroup: &Cgroup) -> String {
 }
 
 /// The program that calls of `connect` go by, of the kernel's.
-fn connect4(lab: &Lab, cgroup: &Cgroup) -> Value {
+fn connect4(lab: &Lab, cgroup: &Cgroup) -> Option<Value> {
     let shown = lab.run(&format!("bpftool -j cgroup show {}", cgroup.path()));
     let shown: Vec<Value> = serde_json::from_str(&shown).unwrap();
     let found = shown.iter().find(|hook| hook["name"] == "on_connect4");
-    found.expect("a program on connect")["id"].clone()
+    found.map(|hook| hook["id"].clone())
 }
 
 #[test]
@@ -89,7 +89,8 @@ fn an_identity_from_add_to_remove() {
 
         let before = connect4(lab, &cgroup);
         assert_eq!(done(&["renew"]), serde_json::json!({ "identities": 1 }));
-        assert_ne!(connect4(lab, &cgroup), before);
+        let after = connect4(lab, &cgroup);
+        assert!(after.is_some() && after != before, "{after:?}");
         assert_eq!(source(lab, &cgroup), "10.77.0.1");
 
         let again = refused(&["add", cgroup.path(), "--address", "10.77.0.2"]);
@@ -334,7 +335,9 @@ fn a_daemon_tells_of_identities_and_takes_away_those_that_have_ended() {
         let before_restart = connect4(lab, &cgroup);
         daemon.restart().unwrap();
         until("the programs are those of this daemon's version", || {
-            connect4(lab, &cgroup) != before_restart
+            // None while bpftool looks at one that is being exchanged.
+            let now = connect4(lab, &cgroup);
+            now.is_some() && now != before_restart
         });
         fs::remove_dir(cgroup.path()).unwrap();
         until("the daemon takes its address away", || {
@@ -416,7 +419,7 @@ fn with_a_daemon_udp_on_the_wildcard_is_at_all_addresses() {
 
         daemon.kill().unwrap();
         for address in ADDRESSES {
-            assert!(echoes(&beyond, address), "{address} without a daemon");
+            until("the echo without a daemon", || echoes(&beyond, address));
         }
         drop(echo);
         let echo = start("python3 -c \"$0\"");

@@ -1,6 +1,6 @@
 //! SIGKILL, SIGTERM, and interfaces that go.
 
-use std::{thread, time::Duration};
+use std::thread;
 
 use sandwire_impair_host::control::{Client, Owner, Side, State, Target};
 use sandwire_testlab::{
@@ -19,7 +19,7 @@ fn is_reached(lab: &Lab) -> bool {
         .contains(" 0% packet loss")
 }
 
-/// Bytes that iperf3 moves while the service is killed after a second.
+/// Bytes that iperf3 moves while the service is killed amid them.
 fn killed_under_iperf3(lab: &Lab, service: &mut Service) -> Vec<u64> {
     let report = thread::scope(|scope| {
         let running = scope.spawn(|| {
@@ -27,7 +27,8 @@ fn killed_under_iperf3(lab: &Lab, service: &mut Service) -> Vec<u64> {
                 "ip netns exec far timeout -s INT 7 iperf3 -J -c 10.9.0.1 -t 4 -i 0.5 || true",
             )
         });
-        thread::sleep(Duration::from_millis(1200));
+        let before = received(lab);
+        wait_until("iperf3 is at it", || received(lab) > before + 1_000_000);
         service.kill();
         running.join().unwrap()
     });
@@ -36,6 +37,11 @@ fn killed_under_iperf3(lab: &Lab, service: &mut Service) -> Vec<u64> {
     intervals
         .map(|interval| interval["sum"]["bytes"].as_u64().unwrap())
         .collect()
+}
+
+fn received(lab: &Lab) -> u64 {
+    let bytes = lab.run("cat /sys/class/net/near0/statistics/rx_bytes");
+    bytes.trim().parse().unwrap()
 }
 
 #[test]
@@ -213,7 +219,7 @@ fn a_service_that_ends_while_somebody_clears_leaves_the_interface_in_touch() {
     lab::run(|lab| {
         interfaces(lab);
         let mut service = Service::start(lab);
-        service.run("--netns far --both 'delay 3s'");
+        service.run("--netns far --both 'delay 15s'");
         lab.shell("ip netns exec far ping -n -q -c 1 -W 0.1 10.9.0.1 || true");
         let mut clearing = command(&service.folder, "clear --netns far")
             .spawn()
@@ -222,7 +228,7 @@ fn a_service_that_ends_while_somebody_clears_leaves_the_interface_in_touch() {
             service.shown()["state"]["state"] == "draining"
         });
         service.terminate();
-        assert!(is_reached(lab));
+        wait_until("it is reached", || is_reached(lab));
         // The process may have ended before it has answered.
         clearing.wait().unwrap();
         service.restart();
@@ -294,7 +300,7 @@ fn a_tap_that_somebody_deletes_ends_its_diversion_and_that_is_said() {
                 .run("show")
                 .contains("ended: somebody has deleted a TAP of ours")
         );
-        assert!(is_reached(lab));
+        wait_until("it is reached", || is_reached(lab));
         service.run("clear --all");
     });
 }

@@ -245,7 +245,8 @@ fn streams_and_datagrams_arrive_whole_both_ways() {
                 let bits = report["end"]["sum_received"]["bits_per_second"]
                     .as_f64()
                     .unwrap();
-                assert!(bits > 20e6, "{address} {direction}: {bits}");
+                // However slow the machine: what gets stuck moves next to nothing.
+                assert!(bits > 1e6, "{address} {direction}: {bits}");
                 let report =
                     iperf3_from_far(&format!("{address} -u -b 5M -l 1200 -t 2 {direction}"));
                 let end = &report["end"]["sum"];

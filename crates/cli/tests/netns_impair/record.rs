@@ -40,7 +40,7 @@ fn a_recorded_link_comes_again_from_its_scenario() {
             ))
         };
         service.run("--netns far --both 'seed 3; delay 20ms loss 10%'");
-        let (least, median, loss) = figures(&record(8, &first));
+        let (least, median, loss) = figures(&record(16, &first));
         assert!((40.0..45.0).contains(&least), "{least}");
         assert!((loss - 0.19).abs() < 0.05, "{loss}");
         service.run("clear --all");
@@ -108,7 +108,7 @@ fn a_udp_server_is_probed_and_the_rate_is_that_which_passed() {
         let rate = egress.split("rate = \"").nth(1).unwrap();
         let rate: f64 = rate.split("mbit").next().unwrap().parse().unwrap();
         // A busy machine sends less than it should, never more.
-        assert!((4.0..9.0).contains(&rate), "{text}");
+        assert!((1.0..9.0).contains(&rate), "{text}");
     });
 }
 

@@ -127,8 +127,18 @@ fn diversion(uses_links: bool) -> Diversion {
     Diversion::open(FOLDER.as_ref(), index_of("near0"), uses_links).unwrap()
 }
 
+/// What ping says once all of its twenty were answered: it leaves before the last answer where the machine is slow.
 fn pings(lab: &Lab, address: &str) -> String {
-    lab.run(&format!("ping -n -q -c 20 -i 0.01 -W 1 {address}"))
+    let ping = format!("ping -n -q -c 20 -i 0.01 -W 1 {address} || true");
+    let said = (0..20).map(|_| lab.shell(&ping));
+    let mut last = String::new();
+    for said in said {
+        last = said;
+        if last.contains("20 received") {
+            break;
+        }
+    }
+    last
 }
 
 fn is_reached(lab: &Lab) -> bool {

@@ -70,7 +70,7 @@ pub fn host(folder: &Path, config: &str, after: &str, script: &str) -> Result<Ve
     const UNIT: &str = include_str!("../../../../packaging/systemd/sandwire.service");
     let check = format!(
         "[Unit]\nAfter={after}\n\
-         [Service]\nType=oneshot\nTimeoutStartSec=350\nExecStart=/bin/sh /check\n"
+         [Service]\nType=oneshot\nExecStart=/bin/sh /check\n"
     );
     Ok(vec![
         Addition::program("/usr/bin/sandwire", crate::sandwire::stripped(folder)?),
