@@ -258,6 +258,34 @@ fn a_journal_without_channels_is_taken_over_and_then_holds_some() {
 }
 
 #[test]
+fn the_end_of_a_lease_finds_its_ports_by_an_index_also_in_an_older_journal() {
+    let folder = tempfile::tempdir().unwrap();
+    write_some(folder.path());
+    let by_index = |journal: &Journal| -> bool {
+        let query =
+            "EXPLAIN QUERY PLAN DELETE FROM published_ports WHERE owner_uid = 0 AND lease = 'a'";
+        let plan = journal
+            .connection
+            .query_row(query, [], |row| row.get::<_, String>(3));
+        plan.unwrap().contains("INDEX published_ports_by_lease")
+    };
+    let (journal, _) = open(folder.path()).unwrap();
+    assert!(by_index(&journal));
+    let forget = "DROP INDEX published_ports_by_lease";
+    journal.connection.execute_batch(forget).unwrap();
+    assert!(!by_index(&journal));
+    drop(journal);
+    let (mut journal, contents) = open(folder.path()).unwrap();
+    assert!(by_index(&journal));
+    let held = lease("held", 1);
+    assert_eq!(contents.ports, [port(&held, 8080)]);
+    journal.end_lease(&released(&held)).unwrap();
+    drop(journal);
+    let (_journal, contents) = open(folder.path()).unwrap();
+    assert!(contents.ports.is_empty());
+}
+
+#[test]
 fn a_slot_or_name_is_not_leased_twice() {
     let folder = tempfile::tempdir().unwrap();
     let (mut journal, _) = open(folder.path()).unwrap();
