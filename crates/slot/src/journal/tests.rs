@@ -1,4 +1,4 @@
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use sandwire_api::{
     attach::AttachedDevice,
@@ -235,7 +235,7 @@ fn a_journal_without_channels_is_taken_over_and_then_holds_some() {
             .unwrap(),
     };
     let mut with_channel = lease("new", 3);
-    with_channel.channel = Some(channel.clone());
+    with_channel.channel = Some(Arc::new(channel.clone()));
     {
         let (mut journal, contents) = open(folder.path()).unwrap();
         assert!(contents.leases.iter().all(|lease| lease.channel.is_none()));
@@ -253,7 +253,7 @@ fn a_journal_without_channels_is_taken_over_and_then_holds_some() {
         .unwrap();
     drop(journal);
     let (_journal, contents) = open(folder.path()).unwrap();
-    with_channel.channel = Some(without_policy);
+    with_channel.channel = Some(Arc::new(without_policy));
     assert!(contents.leases.contains(&with_channel));
 }
 
