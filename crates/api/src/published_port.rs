@@ -29,7 +29,7 @@ impl std::fmt::Display for Protocol {
 }
 
 /// Body of a request to publish a host port to a lease.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PublishPort {
     /// Transport protocol.

@@ -47,6 +47,7 @@ use sandwire_api::{
     health::Problem,
 };
 use sandwire_slot::service::Slots;
+use serde::Serialize;
 use tracing::Instrument;
 use utoipa_axum::router::OpenApiRouter;
 
@@ -247,6 +248,14 @@ fn error_response(bare: Response, failure: Failure, id: &str) -> Response {
     };
     let body = serde_json::to_vec(&error).expect("an error has string keys only");
     (parts, body).into_response()
+}
+
+/// Has a list of all that there is of something made and written, which takes long where there are ten thousand, away from
+/// the threads that serve connections: each would keep acquires waiting for so long.
+async fn blocking_list<T: Serialize>(
+    list: impl FnOnce() -> Result<Vec<T>, Failure> + Send + 'static,
+) -> Result<Response, Failure> {
+    blocking(move || Ok(axum::Json(list()?).into_response())).await
 }
 
 /// Runs a call that may wait for the kernel, away from the threads that serve connections. Once begun it is carried out,

@@ -403,15 +403,13 @@ fn targets_of(found: &LeaseInterfaces) -> Vec<Target> {
 }
 
 fn listed(client: &mut Client, owner: &Owner) -> Result<Vec<Status>, ImpairError> {
-    of_owner(client.list(), owner)
+    client.list_of(owner).map_err(ImpairError::Service)
 }
 
-fn of_owner(
-    all: Result<Vec<Status>, ClientError>,
-    owner: &Owner,
-) -> Result<Vec<Status>, ImpairError> {
-    let all = all.map_err(ImpairError::Service)?.into_iter();
-    Ok(all.filter(|status| status.owner == *owner).collect())
+/// The same with the content of traces.
+fn listed_whole(client: &mut Client, owner: &Owner) -> Result<Vec<Status>, ImpairError> {
+    let listed = client.list_with_traces_of(owner);
+    listed.map_err(ImpairError::Service)
 }
 
 /// What is in the daemon's own namespace is named without one, and would be another interface to a service elsewhere.
@@ -459,10 +457,7 @@ fn set_all(
     // Of a single one nothing is taken back.
     let before = match targets.len() {
         0 | 1 => Vec::new(),
-        _ => {
-            let all = client.list_with_traces_of(owner);
-            of_owner(all, owner).map_err(Failed::certainly)?
-        }
+        _ => listed_whole(client, owner).map_err(Failed::certainly)?,
     };
     let was = |target: &Target| {
         let mut all = before.iter();

@@ -14,6 +14,7 @@ use std::{
 
 use sandwire_api::{
     lease::{TapHolder, TapStatus, TrafficCount},
+    name::Name,
     pool::PoolSpec,
     published_port::PublishPort,
     slot::{DataPath, Defect, SlotKind, TapUse},
@@ -205,7 +206,7 @@ impl Network for ModelNetwork {
         Ok(())
     }
 
-    fn inspect_host(&self, _: &[PoolSpec]) -> Vec<Defect> {
+    fn inspect_host(&self, _: &[Name]) -> Vec<Defect> {
         Vec::new()
     }
 

@@ -174,6 +174,9 @@ pub enum Request {
         /// But with that of this one's.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         traces_of: Option<Owner>,
+        /// And only this one's, so that no other is looked at. Earlier versions refuse that as invalid.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        only_of: Option<Owner>,
     },
 }
 
@@ -325,9 +328,19 @@ mod tests {
     #[test]
     fn all_targets_are_asked_for_as_ever() {
         let line = r#"{"request":"list"}"#;
-        let all = Request::List { traces_of: None };
+        let all = Request::List {
+            traces_of: None,
+            only_of: None,
+        };
         assert_eq!(serde_json::from_str::<Request>(line).unwrap(), all);
         assert_eq!(serde_json::to_string(&all).unwrap(), line);
+        let line = r#"{"request":"list","only_of":{"user":{"uid":7}}}"#;
+        let own = Request::List {
+            traces_of: None,
+            only_of: Some(Owner::User { uid: 7 }),
+        };
+        assert_eq!(serde_json::from_str::<Request>(line).unwrap(), own);
+        assert_eq!(serde_json::to_string(&own).unwrap(), line);
     }
 
     #[test]

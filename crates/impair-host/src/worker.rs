@@ -81,7 +81,7 @@ enum Order {
     Drain(Id, bool, Answer<Cleared>),
     /// Answered with its TAPs.
     Remove(Id, Answer<Vec<OwnedFd>>),
-    Report(Answer<BTreeMap<Id, [LaneReport; 2]>>),
+    Report(Vec<Id>, Answer<BTreeMap<Id, [LaneReport; 2]>>),
     End,
     #[cfg(test)]
     Configure(Answer<Result<(), String>>),
@@ -165,9 +165,9 @@ impl Worker {
         self.ask(|answer| Order::Remove(id, answer))
     }
 
-    /// What each target has done, by ingress and egress of its interface.
-    pub(crate) fn report(&self) -> Result<BTreeMap<Id, [LaneReport; 2]>, Error> {
-        self.ask(Order::Report)
+    /// What each of these targets has done, by ingress and egress of its interface. Those that it doesn't have are left out.
+    pub(crate) fn report(&self, ids: Vec<Id>) -> Result<BTreeMap<Id, [LaneReport; 2]>, Error> {
+        self.ask(|answer| Order::Report(ids, answer))
     }
 
     fn ask<T>(&self, order: impl FnOnce(Answer<T>) -> Order) -> Result<T, Error> {
@@ -277,7 +277,7 @@ impl Running {
             }
             Order::Drain(id, flush, answer) => self.drain(id, flush, answer),
             Order::Remove(id, answer) => drop(answer.send(self.remove(id))),
-            Order::Report(answer) => drop(answer.send(self.report())),
+            Order::Report(ids, answer) => drop(answer.send(self.report(&ids))),
             Order::End => {}
             #[cfg(test)]
             Order::Configure(answer) => drop(answer.send(self.follow(self.graph.clone()))),
@@ -389,10 +389,11 @@ impl Running {
         taps
     }
 
-    fn report(&self) -> BTreeMap<Id, [LaneReport; 2]> {
+    fn report(&self, ids: &[Id]) -> BTreeMap<Id, [LaneReport; 2]> {
         let now = self.now();
-        let targets = self.targets.iter();
+        let targets = ids.iter();
         targets
+            .filter_map(|id| Some((id, self.targets.get(id)?)))
             .map(|(id, target)| {
                 let lanes = &target.lanes;
                 let report = |lane: usize| lanes[lane].report(&self.engine, now);

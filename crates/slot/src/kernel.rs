@@ -27,7 +27,8 @@ use std::{
 use ipnet::IpNet;
 use sandwire_api::{
     lease::TapHolder,
-    pool::{PolicySpec, PoolSpec},
+    name::Name,
+    pool::PolicySpec,
     published_port::PublishPort,
     slot::{DataPath, Defect, SlotKind},
     traffic::Traffic,
@@ -335,9 +336,9 @@ impl Network for KernelNetwork {
         Ok(())
     }
 
-    fn inspect_host(&self, pools: &[PoolSpec]) -> Vec<Defect> {
+    fn inspect_host(&self, pools: &[Name]) -> Vec<Defect> {
         let state = lock(&self.host);
-        let is_meant = |name: &str| pools.iter().any(|pool| pool.name.as_str() == name);
+        let is_meant = |name: &str| pools.iter().any(|pool| pool.as_str() == name);
         let (hosted, others): (Vec<_>, Vec<_>) =
             state.pools.iter().partition(|(name, _)| is_meant(name));
         let others = others.into_iter().chain(&state.refused);

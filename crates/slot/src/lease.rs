@@ -48,8 +48,8 @@ pub struct LeaseRecord {
     pub policy: Option<Arc<PolicySpec>>,
     /// Whether the sandbox is a process in the slot's namespace.
     pub is_process: bool,
-    /// Its vsock channel.
-    pub channel: Option<ChannelRecord>,
+    /// Its vsock channel. Shared, since its policy may have very many rules.
+    pub channel: Option<Arc<ChannelRecord>>,
     /// Its interface in somebody else's namespace.
     pub attach: Option<AttachRecord>,
 }

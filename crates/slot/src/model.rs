@@ -13,7 +13,8 @@ use std::{
 
 use sandwire_api::{
     lease::{TapHolder, TapStatus, TrafficCount},
-    pool::{PolicySpec, PoolSpec},
+    name::Name,
+    pool::PolicySpec,
     published_port::PublishPort,
     slot::{DataPath, Defect, TapUse},
     traffic::Traffic,
@@ -588,7 +589,7 @@ impl Network for ModelNetwork {
         Ok(Box::new(NoTraces))
     }
 
-    fn inspect_host(&self, _pools: &[PoolSpec]) -> Vec<Defect> {
+    fn inspect_host(&self, _pools: &[Name]) -> Vec<Defect> {
         let fails = self.kernel.lock().failing.contains("host");
         if fails {
             vec![defect("reported")]

@@ -16,7 +16,8 @@ use std::{
 use sandwire_api::{
     attach::{DeviceChoice, ParentSpec},
     lease::{TapHolder, TapStatus},
-    pool::{PolicySpec, PoolSpec},
+    name::Name,
+    pool::PolicySpec,
     published_port::PublishPort,
     slot::{DataPath, Defect},
     trace::TracePacket,
@@ -135,8 +136,8 @@ pub trait Network: Send + Sync {
         Ok(())
     }
 
-    /// Checks the host's side (table, shared interface, routes, forwarding, uplinks) and repairs it.
-    fn inspect_host(&self, pools: &[PoolSpec]) -> Vec<Defect>;
+    /// Checks the host's side (table, shared interface, routes, forwarding, uplinks) as these pools need it, and repairs it.
+    fn inspect_host(&self, pools: &[Name]) -> Vec<Defect>;
 
     /// Tells at once that the host's table was deleted, as by `nft flush ruleset`; [`Network::inspect_host`] finds whatever
     /// isn't told. `tell` is called every few seconds, with whether something is to be told, until it says that nobody

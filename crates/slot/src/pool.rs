@@ -389,6 +389,17 @@ impl Pool {
         is_built
     }
 
+    /// Does so with all such slots, and returns them.
+    pub fn discard_all(&mut self) -> Vec<SlotNumber> {
+        // In the order of their queue, which each then leaves at the front: a pool may have thousands of them.
+        let mut discarded: Vec<_> = self.ready.iter().copied().collect();
+        let is_reserved = |state: &SlotState| *state == SlotState::Reserved;
+        let reserved = self.states().filter(|(_, state)| is_reserved(state));
+        discarded.extend(reserved.map(|(number, _)| number));
+        discarded.retain(|number| self.discard(*number));
+        discarded
+    }
+
     /// Takes ready slots beyond the size out of use, oldest first. They are to be torn down.
     pub fn trim(&mut self) -> Vec<SlotNumber> {
         let mut trimmed = Vec::new();

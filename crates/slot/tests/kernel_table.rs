@@ -213,7 +213,7 @@ fn the_audit_restores_what_is_needed_and_makes_no_more() {
         let network = open();
         let plan = first("host", ROUTE);
         network.add_pool(&plan).unwrap();
-        let pools = [plan.spec.clone(), second(MASQUERADE).spec];
+        let pools = [plan.spec.name.clone(), second(MASQUERADE).spec.name];
         assert_eq!(network.inspect_host(&pools[..1]), []);
         let damages = |extent: &[&str]| {
             for damage in ["delete table inet", "flush table inet"] {
@@ -248,7 +248,7 @@ fn a_start_takes_the_table_over_as_it_is() {
         let network = open();
         network.add_pool(&plans[0]).unwrap();
         network.set_published_ports(&[]).unwrap();
-        let pools = [plans[0].spec.clone()];
+        let pools = [plans[0].spec.name.clone()];
         assert_eq!(network.inspect_host(&pools), []);
         assert_eq!(rules(), before, "the second pool is still to come");
         network.add_pool(&plans[1]).unwrap();
@@ -333,7 +333,7 @@ const UNBOUND: &str = r"
 fn the_table_of_an_earlier_version_gets_its_bounds_from_the_audit() {
     lab::run(|lab| {
         let plans = [first("host", MASQUERADE), second(MASQUERADE)];
-        let pools = plans.each_ref().map(|plan| plan.spec.clone());
+        let pools = plans.each_ref().map(|plan| plan.spec.name.clone());
         let network = open();
         network.add_pool(&plans[0]).unwrap();
         network.add_pool(&plans[1]).unwrap();
@@ -474,7 +474,7 @@ fn a_start_within_a_move_trusts_no_sandbox_more_than_its_policy_does() {
         lab.run("sysctl -q net.ipv6.conf.all.disable_ipv6=0");
         network.take_up_pool(&by_ebpf, Some(DataPath::Nft)).unwrap();
         network.change_pool(&by_ebpf, None).unwrap();
-        network.inspect_host(std::slice::from_ref(&by_ebpf.spec));
+        network.inspect_host(std::slice::from_ref(&by_ebpf.spec.name));
         assert!(!chains(lab).is_empty());
     });
 }
@@ -501,7 +501,7 @@ fn a_pool_that_a_start_is_refused_stays_in_a_table_that_is_made_anew() {
         assert!(ends(&refused) && ends(&other));
         for damage in ["delete", "flush"] {
             lab.run(&format!("nft {damage} table inet {TABLE}"));
-            network.inspect_host(std::slice::from_ref(&other.spec));
+            network.inspect_host(std::slice::from_ref(&other.spec.name));
             assert!(ends(&refused) && ends(&other), "after {damage}");
         }
         network.remove_pool(&other).unwrap();
@@ -512,7 +512,7 @@ fn a_pool_that_a_start_is_refused_stays_in_a_table_that_is_made_anew() {
         assert!(ends(&refused));
         lab.run("ip link delete vpn");
         network.take_up_pool(&refused, None).unwrap();
-        let pools = std::slice::from_ref(&refused.spec);
+        let pools = std::slice::from_ref(&refused.spec.name);
         assert_eq!(network.inspect_host(pools), []);
         network.remove_pool(&refused).unwrap();
         assert_eq!(chains(lab), NONE);
@@ -552,7 +552,7 @@ fn a_change_that_was_killed_before_it_was_written_down_is_taken_back_by_the_next
         }
         network.settle_pools().unwrap();
         assert_eq!(listed(), expected);
-        let pools = [before.spec.clone(), other.spec.clone()];
+        let pools = [before.spec.name.clone(), other.spec.name.clone()];
         assert_eq!(network.inspect_host(&pools), []);
         // A change goes on from there.
         network.change_pool(&pool(&bounded(30)), None).unwrap();

@@ -476,7 +476,7 @@ fn an_uplink_that_comes_to_take_frames_or_ceases_to_is_followed() {
             HOST[0]
         ));
         let sandbox = Sandbox::start();
-        let pools = [sandbox.plan.spec.clone()];
+        let pools = [sandbox.plan.spec.name.clone()];
         let has_xdp = || {
             assert_eq!(sandbox.network.inspect_host(&pools), []);
             lab.run(&format!("ip link show {UPLINK}")).contains("xdp")

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use axum::{extract::State, http::StatusCode};
+use axum::{extract::State, http::StatusCode, response::Response};
 use sandwire_api::{
     attach::AttachedState,
     lease::{AcquireLease, Lease, LeaseDetail, ReleaseOutcome, Released},
@@ -14,7 +14,7 @@ use utoipa::IntoParams;
 use utoipa_axum::{router::OpenApiRouter, routes};
 
 use super::{
-    App, blocking,
+    App, blocking, blocking_list,
     extract::{Connection, Json, Path, Peer, Query},
     failure::{Failure, Failures},
 };
@@ -44,12 +44,15 @@ pub(super) struct Owner {
     tag = "leases",
     responses((status = 200, description = "The leases", body = Vec<Lease>), Failures)
 )]
-async fn list(State(app): State<Arc<App>>, Peer(caller): Peer) -> axum::Json<Vec<Lease>> {
-    let mut leases = app.slots.leases(caller);
-    for lease in &mut leases {
-        lease.impairment = app.impairments.summary(lease.owner_uid, &lease.name);
-    }
-    axum::Json(leases)
+async fn list(State(app): State<Arc<App>>, Peer(caller): Peer) -> Result<Response, Failure> {
+    blocking_list(move || {
+        let mut leases = app.slots.leases(caller);
+        for lease in &mut leases {
+            lease.impairment = app.impairments.summary(lease.owner_uid, &lease.name);
+        }
+        Ok(leases)
+    })
+    .await
 }
 
 /// Acquires a slot. The same name and pool again give the same lease.

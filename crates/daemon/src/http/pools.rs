@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use axum::{extract::State, http::StatusCode};
+use axum::{extract::State, http::StatusCode, response::Response};
 use sandwire_api::{
     error::ErrorCode,
     name::Name,
@@ -16,7 +16,7 @@ use sandwire_slot::{
 use utoipa_axum::{router::OpenApiRouter, routes};
 
 use super::{
-    App, blocking,
+    App, blocking, blocking_list,
     extract::{Json, Path, Peer},
     failure::{Failure, Failures},
 };
@@ -36,11 +36,14 @@ pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
     tag = "pools",
     responses((status = 200, description = "The pools, by name", body = Vec<Pool>), Failures)
 )]
-async fn list(State(app): State<Arc<App>>, Peer(caller): Peer) -> axum::Json<Vec<Pool>> {
-    let mut pools = app.slots.pool_views();
-    // What the caller may not see costs no copy.
-    pools.retain(|pool| access::may_see(caller, pool.spec()));
-    axum::Json(pools.iter().map(PoolView::to_api).collect())
+async fn list(State(app): State<Arc<App>>, Peer(caller): Peer) -> Result<Response, Failure> {
+    blocking_list(move || {
+        let mut pools = app.slots.pool_views();
+        // What the caller may not see costs no copy.
+        pools.retain(|pool| access::may_see(caller, pool.spec()));
+        Ok(pools.iter().map(PoolView::to_api).collect())
+    })
+    .await
 }
 
 /// Creates a pool; it fills in the background. For root.

@@ -2,7 +2,7 @@
 
 use std::{net::IpAddr, sync::Arc};
 
-use axum::{extract::State, http::StatusCode};
+use axum::{extract::State, http::StatusCode, response::Response};
 use sandwire_api::{
     name::Name,
     published_port::{Protocol, PublishPort, PublishedPort},
@@ -12,7 +12,7 @@ use utoipa::IntoParams;
 use utoipa_axum::{router::OpenApiRouter, routes};
 
 use super::{
-    App, blocking,
+    App, blocking, blocking_list,
     extract::{Json, Path, Peer, Query},
     failure::{Failure, Failures},
     leases::Owner,
@@ -57,11 +57,8 @@ struct How {
     tag = "ports",
     responses((status = 200, description = "The published ports", body = Vec<PublishedPort>), Failures)
 )]
-async fn list_all(
-    State(app): State<Arc<App>>,
-    Peer(caller): Peer,
-) -> axum::Json<Vec<PublishedPort>> {
-    axum::Json(app.slots.published_ports(caller))
+async fn list_all(State(app): State<Arc<App>>, Peer(caller): Peer) -> Result<Response, Failure> {
+    blocking_list(move || Ok(app.slots.published_ports(caller))).await
 }
 
 /// Lists the published ports of a lease.

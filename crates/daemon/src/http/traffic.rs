@@ -2,14 +2,18 @@
 
 use std::sync::Arc;
 
-use axum::extract::State;
+use axum::{extract::State, response::Response};
 use sandwire_api::{
     drop_reason::{DropReason, DropReasonText},
     traffic::LeaseTraffic,
 };
 use utoipa_axum::{router::OpenApiRouter, routes};
 
-use super::{App, extract::Peer, failure::Failures};
+use super::{
+    App, blocking_list,
+    extract::Peer,
+    failure::{Failure, Failures},
+};
 
 pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
     OpenApiRouter::new()
@@ -25,13 +29,16 @@ pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
     tag = "leases",
     responses((status = 200, description = "The leases' traffic", body = Vec<LeaseTraffic>), Failures)
 )]
-async fn list(State(app): State<Arc<App>>, Peer(caller): Peer) -> axum::Json<Vec<LeaseTraffic>> {
-    // Counters are read from memory that the kernel shares.
-    let mut leases = app.slots.traffic(caller);
-    for lease in &mut leases {
-        lease.impairment = app.impairments.summary(lease.owner_uid, &lease.name);
-    }
-    axum::Json(leases)
+async fn list(State(app): State<Arc<App>>, Peer(caller): Peer) -> Result<Response, Failure> {
+    blocking_list(move || {
+        // Counters are read from memory that the kernel shares.
+        let mut leases = app.slots.traffic(caller);
+        for lease in &mut leases {
+            lease.impairment = app.impairments.summary(lease.owner_uid, &lease.name);
+        }
+        Ok(leases)
+    })
+    .await
 }
 
 /// Lists why packets are dropped, with what each reason means. For everybody who may connect.

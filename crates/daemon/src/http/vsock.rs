@@ -21,7 +21,7 @@ use utoipa::IntoParams;
 use utoipa_axum::{router::OpenApiRouter, routes};
 
 use super::{
-    App, blocking,
+    App, blocking, blocking_list,
     extract::{Json, Path, Peer, Query},
     failure::{Failure, Failures},
     leases::Owner,
@@ -54,12 +54,8 @@ pub(super) fn routes() -> OpenApiRouter<Arc<App>> {
     tag = "vsock",
     responses((status = 200, description = "The channels", body = Vec<LeaseVsock>), Failures)
 )]
-async fn list(
-    State(app): State<Arc<App>>,
-    Peer(caller): Peer,
-) -> Result<axum::Json<Vec<LeaseVsock>>, Failure> {
-    let channels = blocking(move || Ok(app.slots.channels(caller))).await?;
-    Ok(axum::Json(channels))
+async fn list(State(app): State<Arc<App>>, Peer(caller): Peer) -> Result<Response, Failure> {
+    blocking_list(move || Ok(app.slots.channels(caller))).await
 }
 
 /// Lists the connections of the channels that the caller may see.
@@ -70,12 +66,8 @@ async fn list(
     tag = "vsock",
     responses((status = 200, description = "The connections", body = Vec<VsockConnection>), Failures)
 )]
-async fn connections(
-    State(app): State<Arc<App>>,
-    Peer(caller): Peer,
-) -> Result<axum::Json<Vec<VsockConnection>>, Failure> {
-    let found = blocking(move || Ok(app.slots.channel_connections(caller, None)?)).await?;
-    Ok(axum::Json(found))
+async fn connections(State(app): State<Arc<App>>, Peer(caller): Peer) -> Result<Response, Failure> {
+    blocking_list(move || Ok(app.slots.channel_connections(caller, None)?)).await
 }
 
 /// Shows a lease's vsock channel with its counters.

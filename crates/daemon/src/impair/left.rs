@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use sandwire_impair_host::control::{Client, ClientError, State, Status, Target};
 use sandwire_slot::{lease::LeaseKey, service::Slots};
 
-use super::{ImpairError, Impairments, of_owner, targets_of};
+use super::{ImpairError, Impairments, listed_whole, targets_of};
 
 impl Impairments {
     /// Has leases that are impaired on some of their interfaces, or in several ways, be so on all as on the first. Goes on after a failure;
@@ -54,7 +54,7 @@ impl Impairments {
             return Ok(());
         }
         let owner = self.owner_of(lease);
-        let whole = of_owner(client.list_with_traces_of(&owner), &owner)?;
+        let whole = listed_whole(client, &owner)?;
         let Some(first) = impaired(&targets, &whole).into_iter().flatten().next() else {
             return Ok(());
         };

@@ -208,20 +208,53 @@ impl Client {
     /// # Errors
     /// See [`ClientError`].
     pub fn list(&mut self) -> Result<Vec<Status>, ClientError> {
-        self.list_with(None)
+        self.list_with(None, None)
     }
 
-    /// The same; with the content of the traces of this one's targets.
+    /// The same of this one's alone, which keeps nobody waiting for a look at all others.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub fn list_of(&mut self, owner: &Owner) -> Result<Vec<Status>, ClientError> {
+        self.list_only_of(owner, None)
+    }
+
+    /// The same; with the content of their traces.
     ///
     /// # Errors
     /// See [`ClientError`].
     pub fn list_with_traces_of(&mut self, owner: &Owner) -> Result<Vec<Status>, ClientError> {
-        self.list_with(Some(owner.clone()))
+        self.list_only_of(owner, Some(owner))
     }
 
-    fn list_with(&mut self, traces_of: Option<Owner>) -> Result<Vec<Status>, ClientError> {
+    fn list_only_of(
+        &mut self,
+        owner: &Owner,
+        traces_of: Option<&Owner>,
+    ) -> Result<Vec<Status>, ClientError> {
+        let mut found = match self.list_with(traces_of, Some(owner)) {
+            // A service of an earlier version, which has outlived its daemon, doesn't know what this asks for.
+            Err(ClientError::Refused {
+                code: RefusalCode::Invalid,
+                ..
+            }) => self.list_with(traces_of, None)?,
+            listed => listed?,
+        };
+        found.retain(|status| status.owner == *owner);
+        Ok(found)
+    }
+
+    fn list_with(
+        &mut self,
+        traces_of: Option<&Owner>,
+        only_of: Option<&Owner>,
+    ) -> Result<Vec<Status>, ClientError> {
         const WHAT: &str = "list its targets";
-        match self.ask(WHAT, &Request::List { traces_of }, Some(PATIENCE))? {
+        let request = Request::List {
+            traces_of: traces_of.cloned(),
+            only_of: only_of.cloned(),
+        };
+        match self.ask(WHAT, &request, Some(PATIENCE))? {
             Response::Targets { targets } => Ok(targets),
             other => Err(unexpected(WHAT, &other)),
         }
@@ -295,6 +328,58 @@ mod tests {
     use std::os::unix::net::UnixListener;
 
     use super::*;
+    use crate::control::{Side, State, Way};
+
+    fn status(uid: u32) -> Status {
+        Status {
+            target: Target {
+                netns: None,
+                interface: format!("of{uid}"),
+                side: Side::Host,
+            },
+            owner: Owner::User { uid },
+            state: State::Impaired,
+            impairment: "delay 1ms".parse().unwrap(),
+            ifindex: 1,
+            thread: 0,
+            egress: Way::default(),
+            ingress: Way::default(),
+        }
+    }
+
+    #[test]
+    fn one_owners_targets_are_had_from_a_service_that_can_only_list_all() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("control.sock");
+        let listener = UnixListener::bind(&path).unwrap();
+        let mut client = Client::connect(&path).unwrap();
+        let (mut service, _) = listener.accept().unwrap();
+        let refused = Response::Refused {
+            code: RefusalCode::Invalid,
+            message: "that is no request: unknown field `only_of`".to_owned(),
+        };
+        let all = Response::Targets {
+            targets: vec![status(7), status(8)],
+        };
+        // Answers wait for the questions.
+        for answer in [refused, all] {
+            let mut text = serde_json::to_vec(&answer).unwrap();
+            text.push(b'\n');
+            service.write_all(&text).unwrap();
+        }
+        let owner = Owner::User { uid: 7 };
+        assert_eq!(client.list_with_traces_of(&owner).unwrap(), [status(7)]);
+        drop(client);
+        let asked = BufReader::new(service).lines();
+        let asked: Vec<Request> = asked
+            .map(|line| serde_json::from_str(&line.unwrap()).unwrap())
+            .collect();
+        let with = |only_of: Option<Owner>| Request::List {
+            traces_of: Some(owner.clone()),
+            only_of,
+        };
+        assert_eq!(asked, [with(Some(owner.clone())), with(None)]);
+    }
 
     /// As of a service that was stopped (SIGSTOP), and goes on.
     #[test]

@@ -165,8 +165,8 @@ fn carry_out(request: Request, host: &SharedHost, asker: &UnixStream) -> Result<
         Request::Clear { target, flush } => Response::Cleared {
             cleared: clear(host, &target, flush, asker)?,
         },
-        Request::List { traces_of } => Response::Targets {
-            targets: host.lock().list(traces_of.as_ref())?,
+        Request::List { traces_of, only_of } => Response::Targets {
+            targets: host.lock().list(only_of.as_ref(), traces_of.as_ref())?,
         },
     })
 }

@@ -16,15 +16,31 @@ use crate::{
 };
 
 impl Host {
-    /// All targets as they are now, without the content of traces, but for those of that owner.
-    pub(crate) fn list(&self, traces_of: Option<&Owner>) -> Result<Vec<Status>, Error> {
+    /// All targets as they are now, or one owner's, without the content of traces, but for those of that owner. The kernel
+    /// is asked about each, while everybody else waits.
+    pub(crate) fn list(
+        &self,
+        only_of: Option<&Owner>,
+        traces_of: Option<&Owner>,
+    ) -> Result<Vec<Status>, Error> {
+        let entries = self.entries.values();
+        let is_meant = |entry: &&Entry| only_of.is_none_or(|of| entry.remembered.owner == *of);
+        let entries: Vec<&Entry> = entries.filter(is_meant).collect();
         let mut reports = BTreeMap::new();
-        for worker in &self.workers {
-            reports.extend(worker.report()?);
+        for (number, worker) in self.workers.iter().enumerate() {
+            let has = |entry: &&Entry| entry.worker == number;
+            let ids: Vec<_> = entries
+                .iter()
+                .copied()
+                .filter(has)
+                .map(|entry| entry.id)
+                .collect();
+            if only_of.is_none() || !ids.is_empty() {
+                reports.extend(worker.report(ids)?);
+            }
         }
-        let mut found: Vec<Status> = self
-            .entries
-            .values()
+        let mut found: Vec<Status> = entries
+            .into_iter()
             .map(|entry| {
                 let reports = reports.remove(&entry.id).unwrap_or_default();
                 let mut status = entry.status(reports);

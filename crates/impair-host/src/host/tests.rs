@@ -77,7 +77,7 @@ impl<'a> Bench<'a> {
 
     /// What they are called now.
     fn listed(&self) -> Vec<String> {
-        let listed = self.host.list(None).unwrap().into_iter();
+        let listed = self.host.list(None, None).unwrap().into_iter();
         listed.map(|status| status.target.interface).collect()
     }
 }
@@ -122,7 +122,7 @@ fn who_ends_a_target_holds_up_nobody_but_who_wants_that_one() {
         bench.host.look();
         assert_eq!(bench.host.take_partings().len(), 0);
         assert_eq!(bench.listed(), ["a", "b"]);
-        let state = |host: &Host| host.list(None).unwrap()[0].state.clone();
+        let state = |host: &Host| host.list(None, None).unwrap()[0].state.clone();
         assert_eq!(state(&bench.host), State::Draining);
         let shared = SharedHost::new(bench.host);
         thread::scope(|scope| {
@@ -280,7 +280,7 @@ fn why_a_renamed_interface_is_impaired_no_more_is_told() {
         let [tap, _] = &bench.host.entries.values().next().unwrap().taps;
         lab.run(&format!("ip link del dev {}", tap.0));
         bench.look();
-        let listed = bench.host.list(None).unwrap();
+        let listed = bench.host.list(None, None).unwrap();
         let reason = "somebody has deleted a TAP of ours".to_owned();
         assert_eq!(listed[0].state, State::Ended { reason });
     });
@@ -337,7 +337,10 @@ fn a_user_fills_the_service_with_traces_only_so_far() {
         set("b", 1000, room::OF_USER_MAX / 2 + 100).unwrap();
         let refused = set("a", 1000, room::OF_USER_MAX / 2).unwrap_err();
         assert!(matches!(refused, Error::Room { .. }), "{refused}");
-        let listed = bench.host.list(Some(&Owner::User { uid: 1000 })).unwrap();
+        let listed = bench
+            .host
+            .list(None, Some(&Owner::User { uid: 1000 }))
+            .unwrap();
         assert_eq!(listed[0].impairment, with_trace(1000));
     });
 }
@@ -355,12 +358,18 @@ fn lists_leave_traces_out_unless_they_are_asked_for() {
         }
         let file: Impairment = "trace a.trace".parse().unwrap();
         let listed = |traces_of: Option<&Owner>| {
-            let listed = bench.host.list(traces_of).unwrap();
+            let listed = bench.host.list(None, traces_of).unwrap();
             [0, 1].map(|place| listed[place].impairment.clone())
         };
         assert_eq!(listed(None), [file.clone(), file.clone()]);
         let owner = Owner::User { uid: 1001 };
-        assert_eq!(listed(Some(&owner)), [file, with_trace(9)]);
+        assert_eq!(listed(Some(&owner)), [file.clone(), with_trace(9)]);
+        // Of one owner alone there is nothing of the other's, and of nobody's nothing.
+        let own = bench.host.list(Some(&owner), None).unwrap();
+        assert_eq!(own.len(), 1);
+        assert_eq!((&own[0].owner, &own[0].impairment), (&owner, &file));
+        let nobodys = bench.host.list(Some(&Owner::User { uid: 1002 }), None);
+        assert_eq!(nobodys.unwrap(), []);
     });
 }
 
@@ -390,11 +399,14 @@ fn an_engine_that_has_panicked_is_started_anew_with_its_targets() {
 
         bench.host.workers[0].panic();
         assert!(!passes(lab));
-        assert!(matches!(bench.host.list(None), Err(Error::EngineGone)));
+        assert!(matches!(
+            bench.host.list(None, None),
+            Err(Error::EngineGone)
+        ));
         bench.look();
         assert!(passes(lab));
         assert_eq!(bench.listed(), ["a"]);
-        let state = &bench.host.list(None).unwrap()[0].state;
+        let state = &bench.host.list(None, None).unwrap()[0].state;
         assert_eq!(*state, State::Impaired);
         // Of the one that was about to end nothing is left.
         assert_eq!(lab.run("ip -o link").matches(": swd").count(), 2);
@@ -447,7 +459,7 @@ fn an_engine_goes_on_when_no_descriptor_is_left() {
             std::thread::sleep(std::time::Duration::from_millis(50));
             let changed = bench.host.workers[0].change(id, &compiled(text));
             changed.unwrap().unwrap();
-            bench.host.workers[0].report().unwrap();
+            bench.host.workers[0].report(Vec::new()).unwrap();
         }
         assert!(!all.is_empty() && !bench.host.workers[0].has_ended());
     });
@@ -468,7 +480,7 @@ fn nothing_changes_where_the_disk_is_full() {
             let refused = bench.impair(&target(name), "on-death open; delay 2ms");
             assert!(matches!(refused, Err(Error::State { .. })), "{refused:?}");
         }
-        let listed = bench.host.list(None).unwrap();
+        let listed = bench.host.list(None, None).unwrap();
         assert_eq!(bench.listed(), ["a"]);
         assert_eq!(listed[0].impairment, "delay 1ms".parse().unwrap());
         let (remembered, errors) = bench.host.memory.read().unwrap();
@@ -534,7 +546,7 @@ fn what_another_service_impairs_by_now_is_left_to_it() {
         assert!(bench.host.memory.read().unwrap().0.is_empty());
         other.look();
         assert_eq!(
-            other.host.list(None).unwrap()[0].state,
+            other.host.list(None, None).unwrap()[0].state,
             State::Impaired,
             "nothing has been detached"
         );

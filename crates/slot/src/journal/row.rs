@@ -103,7 +103,7 @@ pub(super) fn insert_lease(connection: &Connection, lease: &LeaseRecord) -> Sql 
                 .map(|expiry| to_integer(expiry.since_epoch_seconds)),
             lease.policy.as_deref().map(to_text).transpose()?,
             lease.is_process,
-            lease.channel.as_ref().map(to_text).transpose()?,
+            lease.channel.as_deref().map(to_text).transpose()?,
             lease.attach.as_ref().map(to_text).transpose()?,
         ])?;
     Ok(())
@@ -278,7 +278,7 @@ fn lease(row: &Row<'_>) -> Sql<LeaseRecord> {
     let policy: Option<String> = row.get(8)?;
     let policy = policy.map(|text| serde_json::from_str(&text).map(Arc::new));
     let channel: Option<String> = row.get(10)?;
-    let channel = channel.map(|text| serde_json::from_str(&text));
+    let channel = channel.map(|text| serde_json::from_str(&text).map(Arc::new));
     let attach: Option<String> = row.get(11)?;
     let attach = attach.map(|text| serde_json::from_str(&text));
     let is_releasing: bool = row.get(4)?;

@@ -1,4 +1,4 @@
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use sandwire_api::{
     attach::AttachedDevice,
@@ -235,7 +235,7 @@ fn a_journal_without_channels_is_taken_over_and_then_holds_some() {
             .unwrap(),
     };
     let mut with_channel = lease("new", 3);
-    with_channel.channel = Some(channel.clone());
+    with_channel.channel = Some(Arc::new(channel.clone()));
     {
         let (mut journal, contents) = open(folder.path()).unwrap();
         assert!(contents.leases.iter().all(|lease| lease.channel.is_none()));
@@ -253,8 +253,36 @@ fn a_journal_without_channels_is_taken_over_and_then_holds_some() {
         .unwrap();
     drop(journal);
     let (_journal, contents) = open(folder.path()).unwrap();
-    with_channel.channel = Some(without_policy);
+    with_channel.channel = Some(Arc::new(without_policy));
     assert!(contents.leases.contains(&with_channel));
+}
+
+#[test]
+fn the_end_of_a_lease_finds_its_ports_by_an_index_also_in_an_older_journal() {
+    let folder = tempfile::tempdir().unwrap();
+    write_some(folder.path());
+    let by_index = |journal: &Journal| -> bool {
+        let query =
+            "EXPLAIN QUERY PLAN DELETE FROM published_ports WHERE owner_uid = 0 AND lease = 'a'";
+        let plan = journal
+            .connection
+            .query_row(query, [], |row| row.get::<_, String>(3));
+        plan.unwrap().contains("INDEX published_ports_by_lease")
+    };
+    let (journal, _) = open(folder.path()).unwrap();
+    assert!(by_index(&journal));
+    let forget = "DROP INDEX published_ports_by_lease";
+    journal.connection.execute_batch(forget).unwrap();
+    assert!(!by_index(&journal));
+    drop(journal);
+    let (mut journal, contents) = open(folder.path()).unwrap();
+    assert!(by_index(&journal));
+    let held = lease("held", 1);
+    assert_eq!(contents.ports, [port(&held, 8080)]);
+    journal.end_lease(&released(&held)).unwrap();
+    drop(journal);
+    let (_journal, contents) = open(folder.path()).unwrap();
+    assert!(contents.ports.is_empty());
 }
 
 #[test]

@@ -8,7 +8,7 @@
 //! so those who have called a port already are forgotten when it is published.
 
 use std::{
-    collections::HashSet,
+    collections::{HashMap, HashSet},
     fs,
     net::{IpAddr, SocketAddr},
 };
@@ -29,6 +29,9 @@ use sandwire_kernel_net::{
 use super::{HostState, KernelNetwork, ebpf::Ebpf, hosted::Hosted, lock};
 use crate::error::NetworkError;
 
+/// What was asked for, and the clone addresses that it leads to.
+type Published = (PublishPort, Vec<IpAddr>);
+
 impl KernelNetwork {
     /// Opens the eBPF data path for a pool that needs it, and tells it of ports that were published before
     /// that. Until somebody has named any, what an earlier daemon has entered stays, also with other maps.
@@ -47,26 +50,19 @@ impl KernelNetwork {
     }
 
     /// Tells the eBPF data path, if it is open, which sandboxes have published ports.
-    pub(super) fn tell_published(&self, ports: &[(PublishPort, Vec<IpAddr>)]) {
+    pub(super) fn tell_published(&self, ports: &[Published]) {
         if let Some(ebpf) = self.ebpf.get() {
             ebpf.set_published(ports);
         }
     }
 
     /// Has who goes on calling UDP ports that were not published before be led there, too.
-    pub(super) fn redirect_datagrams(
-        &self,
-        before: &[(PublishPort, Vec<IpAddr>)],
-        ports: &[(PublishPort, Vec<IpAddr>)],
-    ) {
-        let is_new = |port: &&(PublishPort, Vec<IpAddr>)| {
-            port.0.protocol == Protocol::Udp && !before.contains(port)
-        };
-        let new: Vec<_> = ports.iter().filter(is_new).collect();
+    pub(super) fn redirect_datagrams(&self, before: &[Published], ports: &[Published]) {
+        let new = new_datagram_ports(before, ports);
         if new.is_empty() {
             return;
         }
-        let host_ports = new.iter().map(|(port, _)| port.host_port).collect();
+        let host_ports = new.keys().copied().collect();
         let forgotten = self.with_worker(|worker| {
             let listed = address::list(&mut worker.route)?.into_iter();
             let own: HashSet<IpAddr> = listed.map(|listed| listed.address.addr()).collect();
@@ -74,7 +70,9 @@ impl KernelNetwork {
                 let called = flow.called.ip();
                 own.contains(&called)
                     && !called.is_loopback()
-                    && new.iter().any(|port| is_led_elsewhere(flow, port))
+                    && new
+                        .get(&flow.called.port())
+                        .is_some_and(|of| of.iter().any(|port| is_led_elsewhere(flow, port)))
             };
             Ok(conntrack::forget_datagrams(
                 &mut worker.netfilter,
@@ -88,8 +86,25 @@ impl KernelNetwork {
     }
 }
 
+/// UDP ports that were not published before in the same way, by their number on the host. There may be thousands, and
+/// as many flows that each is looked up for.
+fn new_datagram_ports<'ports>(
+    before: &[Published],
+    ports: &'ports [Published],
+) -> HashMap<u16, Vec<&'ports Published>> {
+    let takes_datagrams = |port: &&Published| port.0.protocol == Protocol::Udp;
+    let before: HashSet<&Published> = before.iter().filter(takes_datagrams).collect();
+    let mut new: HashMap<u16, Vec<&Published>> = HashMap::new();
+    for port in ports.iter().filter(takes_datagrams) {
+        if !before.contains(port) {
+            new.entry(port.0.host_port).or_default().push(port);
+        }
+    }
+    new
+}
+
 /// Whether a flow calls this published port and doesn't come where that leads.
-fn is_led_elsewhere(flow: &Datagrams, (port, clones): &(PublishPort, Vec<IpAddr>)) -> bool {
+fn is_led_elsewhere(flow: &Datagrams, (port, clones): &Published) -> bool {
     let called = flow.called.ip();
     let is_called = flow.called.port() == port.host_port
         && port.host_address.is_none_or(|address| address == called);
@@ -102,7 +117,7 @@ fn is_led_elsewhere(flow: &Datagrams, (port, clones): &(PublishPort, Vec<IpAddr>
 
 impl Ebpf {
     /// Says to which clone addresses published ports lead: exactly these.
-    pub(super) fn set_published(&self, ports: &[(PublishPort, Vec<IpAddr>)]) {
+    pub(super) fn set_published(&self, ports: &[Published]) {
         // Locked until the last entry is told: nobody enters what was true before.
         let mut published = lock(&self.published);
         let addresses = ports.iter().flat_map(|(_, addresses)| addresses);
@@ -164,6 +179,35 @@ fn clone_addresses(nic: &abi::Nic) -> impl Iterator<Item = IpAddr> + use<> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_udp_ports_that_were_not_published_in_the_same_way_are_new() {
+        let port = |protocol: &str, host_port: u16| -> PublishPort {
+            let spec =
+                format!(r#"{{"protocol":"{protocol}","host_port":{host_port},"clone_port":514}}"#);
+            serde_json::from_str(&spec).unwrap()
+        };
+        let [first, second]: [Vec<IpAddr>; 2] =
+            ["10.64.0.8", "10.64.0.9"].map(|clone| vec![clone.parse().unwrap()]);
+        let before = [
+            (port("udp", 5140), first.clone()),
+            (port("udp", 5141), first.clone()),
+            (port("tcp", 5142), first.clone()),
+        ];
+        let ports = [
+            (port("udp", 5140), first.clone()),
+            // Led elsewhere than before.
+            (port("udp", 5141), second.clone()),
+            (port("tcp", 5143), second.clone()),
+            (port("udp", 5144), second),
+        ];
+        let new = new_datagram_ports(&before, &ports);
+        assert_eq!(
+            new,
+            HashMap::from([(5141, vec![&ports[1]]), (5144, vec![&ports[3]])])
+        );
+        assert!(new_datagram_ports(&ports, &ports).is_empty());
+    }
 
     #[test]
     fn only_who_calls_the_port_and_is_not_led_there_is_led_elsewhere() {

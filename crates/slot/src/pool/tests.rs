@@ -49,6 +49,27 @@ fn a_pool_is_filled_to_its_size_and_refilled_as_slots_go_out() {
 }
 
 #[test]
+fn what_no_lease_has_is_discarded_as_a_whole_longest_ready_first() {
+    let mut pool = filled(4, 10);
+    let leased = pool.take_ready().unwrap();
+    let undone = pool.take_ready().unwrap();
+    pool.put_back(undone);
+    pool.claim(SlotNumber(7), None);
+    fill(&mut pool, seconds(0));
+    pool.claim(SlotNumber(8), None);
+    let ready: Vec<_> = pool.ready.iter().copied().collect();
+    let discarded = pool.discard_all();
+    assert_eq!(discarded, [&ready[..], &[SlotNumber(7)]].concat());
+    for number in &discarded {
+        assert_eq!(pool.state(*number), Some(&SlotState::TearingDown(None)));
+    }
+    assert_eq!(pool.state(leased), Some(&SlotState::Leased));
+    assert_eq!(pool.state(SlotNumber(8)), Some(&SlotState::Wanted));
+    let counts = pool.counts();
+    assert_eq!((counts.ready, counts.leased, counts.building), (0, 1, 1));
+}
+
+#[test]
 fn a_released_number_is_used_again_after_all_others() {
     let mut pool = filled(1, 3);
     let first = pool.take_ready().unwrap();

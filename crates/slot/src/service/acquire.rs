@@ -18,7 +18,6 @@ use super::{
 };
 use crate::{
     attach::{self, AttachRecord},
-    channel::ChannelRecord,
     error::{NetworkError, ServiceError},
     lease::{Expiry, LeaseKey, LeaseRecord},
     plan::{Plan, SlotNumber},
@@ -321,7 +320,8 @@ impl State {
         if request.process && !record.is_process {
             return conflict("you have one by that name whose sandbox is no process".to_owned());
         }
-        if let Some(reason) = channels::difference(request.vsock.as_ref(), record.channel.as_ref())
+        if let Some(reason) =
+            channels::difference(request.vsock.as_ref(), record.channel.as_deref())
         {
             return conflict(reason);
         }
@@ -440,7 +440,7 @@ impl State {
             expiry,
             policy: asked.own.clone(),
             is_process: request.process,
-            channel: request.vsock.as_ref().map(ChannelRecord::from),
+            channel: request.vsock.as_ref().map(|vsock| Arc::new(vsock.into())),
             attach: asked.attach.cloned(),
         })
     }

@@ -11,11 +11,11 @@ use std::{
 
 use sandwire_api::{
     lease::ReleaseOutcome,
-    pool::PoolSpec,
+    name::Name,
     slot::{DataPath, Defect},
 };
 
-use super::{Damage, PoolEntry, Shared, State, health, release::Why};
+use super::{Damage, Shared, State, health, release::Why};
 use crate::{
     error::ServiceError,
     lease::LeaseKey,
@@ -290,15 +290,13 @@ impl Shared {
 
     /// The same by who keeps pools from coming and going.
     pub(super) fn inspect_host_gated(&self) {
-        let specs: Vec<PoolSpec> = {
+        let added: Vec<Name> = {
             let state = self.lock();
-            let added = state
-                .pools
-                .values()
-                .filter(|entry| entry.not_added.is_none());
-            added.map(PoolEntry::current_spec).collect()
+            let pools = state.pools.iter();
+            let added = pools.filter(|(_, entry)| entry.not_added.is_none());
+            added.map(|(name, _)| name.clone()).collect()
         };
-        let found = self.network.inspect_host(&specs);
+        let found = self.network.inspect_host(&added);
         let now = self.now();
         let mut state = self.lock();
         state.count_defects(&found);

@@ -7,6 +7,7 @@
 
 use std::{
     collections::{BTreeSet, HashSet},
+    path::Path,
     sync::{Arc, MutexGuard, PoisonError, RwLockReadGuard},
     time::{Duration, Instant},
 };
@@ -151,7 +152,7 @@ impl Slots {
 impl Shared {
     fn connections_of_all(
         &self,
-        seen: &[(LeaseRecord, Seen)],
+        seen: &[(LeaseRecord, Seen<'_>)],
     ) -> Result<Vec<VsockConnection>, ChannelError> {
         let mut connections = self.channels.connections(Whose::Owners(&owners(seen)))?;
         let keys = seen.iter().map(|(record, _)| record.key.clone());
@@ -168,7 +169,7 @@ impl Shared {
     /// Those of services that answer; an error if none does.
     fn connections_of_each(
         &self,
-        seen: &[(LeaseRecord, Seen)],
+        seen: &[(LeaseRecord, Seen<'_>)],
     ) -> Result<Vec<VsockConnection>, ChannelError> {
         let (mut connections, mut has_answer, mut failed) = (Vec::new(), false, None);
         for (record, _) in seen {
@@ -364,7 +365,7 @@ impl Shared {
         caller: Caller,
         owner_uid: Option<u32>,
         name: &Name,
-    ) -> Result<(LeaseRecord, Seen), ServiceError> {
+    ) -> Result<(LeaseRecord, Seen<'_>), ServiceError> {
         let key = caller.lease_key(owner_uid, name);
         let state = self.lock();
         let record = state.lease(caller, &key)?.record.clone();
@@ -373,8 +374,8 @@ impl Shared {
         if record.channel.is_none() {
             return Err(no_channel(&key));
         }
-        match self.channel_plan(&pool, &record) {
-            Some(channel) => Ok((record, Seen { pool, channel })),
+        match self.seen(&pool, &record) {
+            Some(seen) => Ok((record, seen)),
             None => Err(ServiceError::Channel {
                 operation: "use the vsock channel of",
                 object: format!("lease '{name}'"),
@@ -383,17 +384,25 @@ impl Shared {
         }
     }
 
+    /// The channel of a lease with its pool, if it has one and vsock is enabled.
+    fn seen(&self, pool: &Arc<Plan>, record: &LeaseRecord) -> Option<Seen<'_>> {
+        Some(Seen {
+            base: self.channels.folder()?,
+            pool: Arc::clone(pool),
+            channel: Arc::clone(record.channel.as_ref()?),
+        })
+    }
+
     /// Leases with a channel that the caller may see.
-    fn seen_channels(&self, caller: Caller) -> Vec<(LeaseRecord, Seen)> {
+    fn seen_channels(&self, caller: Caller) -> Vec<(LeaseRecord, Seen<'_>)> {
         let state = self.lock();
         let leases = state.leases.values().filter_map(|lease| {
             let record = &lease.record;
             record.channel.as_ref()?;
             let pool = &state.pools.get(&record.pool)?.plan;
             caller.may_see(&record.key, &pool.spec).then_some(())?;
-            let channel = self.channel_plan(pool, record)?;
-            let pool = Arc::clone(pool);
-            Some((record.clone(), Seen { pool, channel }))
+            let seen = self.seen(pool, record)?;
+            Some((record.clone(), seen))
         });
         leases.collect()
     }
@@ -410,10 +419,11 @@ impl Shared {
     }
 }
 
-/// A lease's pool and channel.
-struct Seen {
+/// A lease's pool and channel, as both were when the state was looked at.
+struct Seen<'a> {
+    base: &'a Path,
     pool: Arc<Plan>,
-    channel: ChannelPlan,
+    channel: Arc<ChannelRecord>,
 }
 
 impl State {
@@ -439,24 +449,26 @@ impl State {
         }
     }
 
-    fn set_channel(&mut self, key: &LeaseKey, channel: ChannelRecord) {
+    fn set_channel(&mut self, key: &LeaseKey, channel: Arc<ChannelRecord>) {
         if let Some(lease) = self.leases.get_mut(key) {
             lease.record.channel = Some(channel);
         }
     }
 }
 
-fn owners(seen: &[(LeaseRecord, Seen)]) -> BTreeSet<u32> {
+fn owners(seen: &[(LeaseRecord, Seen<'_>)]) -> BTreeSet<u32> {
     let owners = seen.iter().map(|(record, _)| record.key.owner_uid);
     owners.collect()
 }
 
-fn row(record: &LeaseRecord, seen: &Seen, traffic: Option<VsockTraffic>) -> LeaseVsock {
+fn row(record: &LeaseRecord, seen: &Seen<'_>, traffic: Option<VsockTraffic>) -> LeaseVsock {
+    let (pool, channel) = (&seen.pool, &seen.channel);
+    let plan = ChannelPlan::new(seen.base, pool, record.slot, &record.key, channel);
     LeaseVsock {
         lease: record.key.name.clone(),
         owner_uid: record.key.owner_uid,
         pool: record.pool.clone(),
-        channel: seen.channel.to_api(),
+        channel: plan.to_api(),
         traffic,
     }
 }

@@ -405,10 +405,6 @@ impl State {
         lease.policy.as_ref().or(pool.policy.as_ref())
     }
 
-    fn policy_key(&self, lease: &LeaseKey) -> Option<&Arc<str>> {
-        Some(&self.held_by(lease)?.key)
-    }
-
     fn leases_with_pool_policy(&self, pool: &Name) -> Vec<LeaseRecord> {
         let leases = self.leases.values();
         leases

@@ -543,9 +543,8 @@ impl PoolEntry {
 
     /// Queues all slots that no lease has to be torn down: they are built anew.
     pub(super) fn discard_built(&mut self) {
-        let mut numbers: Vec<_> = self.pool.states().map(|(number, _)| number).collect();
-        numbers.retain(|number| self.pool.discard(*number));
-        self.tear_down.extend(numbers);
+        let discarded = self.pool.discard_all();
+        self.tear_down.extend(discarded);
     }
 
     fn resize(&mut self, size: u32) {

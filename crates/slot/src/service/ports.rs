@@ -133,7 +133,7 @@ impl Slots {
         state.lease(caller, &key)?;
         let place = state.ports.iter().position(|other| {
             let port = &other.published.port;
-            lease_of(&other.published) == key
+            is_of(&other.published, &key)
                 && (port.protocol, port.host_port, port.host_address)
                     == (protocol, host_port, host_address)
         });
@@ -329,10 +329,7 @@ impl Shared {
 impl State {
     pub(super) fn ports_of(&self, key: &LeaseKey) -> Vec<PublishedPort> {
         let ports = self.ports.iter().map(|port| &port.published);
-        ports
-            .filter(|port| lease_of(port) == *key)
-            .cloned()
-            .collect()
+        ports.filter(|port| is_of(port, key)).cloned().collect()
     }
 
     /// What the kernel is about to be told.
@@ -350,7 +347,7 @@ impl State {
     /// slot is torn down after that.
     pub(super) fn end_ports(&mut self, key: &LeaseKey, slot: &SlotPlan) -> bool {
         let before = self.ports.len();
-        self.ports.retain(|port| lease_of(&port.published) != *key);
+        self.ports.retain(|port| !is_of(&port.published, key));
         let had_ports = self.ports.len() < before || self.is_published_to(slot);
         self.port_changes.made += u64::from(had_ports);
         had_ports
@@ -531,4 +528,9 @@ pub(super) fn lease_of(port: &PublishedPort) -> LeaseKey {
         owner_uid: port.owner_uid,
         name: port.lease.clone(),
     }
+}
+
+/// Whether it is that lease's, without a copy of its name: all ports are looked through whenever a lease ends.
+fn is_of(port: &PublishedPort, lease: &LeaseKey) -> bool {
+    port.owner_uid == lease.owner_uid && port.lease == lease.name
 }

@@ -189,7 +189,7 @@ fn each_pool_has_its_own_bound_and_a_change_holds_at_once() {
             assert!((*most..=most + OTHERS).contains(&more), "{more} of {most}");
         }
         let sound = |plan: &Plan| {
-            let pools = [plan.spec.clone(), second.spec.clone()];
+            let pools = [plan.spec.name.clone(), second.spec.name.clone()];
             assert_eq!(network.inspect_host(&pools), []);
         };
         sound(&first(20));
@@ -202,7 +202,7 @@ fn each_pool_has_its_own_bound_and_a_change_holds_at_once() {
         assert!((40..=40 + OTHERS).contains(&more), "{more}");
         // What somebody takes away comes back.
         lab.run("nft flush chain inet sandwire-test connections_40");
-        let defects = network.inspect_host(&[first(40).spec, second.spec.clone()]);
+        let defects = network.inspect_host(&[first(40).spec.name, second.spec.name.clone()]);
         assert_eq!(defects.len(), 1, "{defects:?}");
         assert_eq!(defects[0].action, "repaired", "{defects:?}");
         sound(&first(40));

@@ -53,7 +53,10 @@ fn a_slot_comes_and_goes_without_trace() {
                 let filter = filters_of(lab, slot);
                 assert!(filter.contains("from_guest"), "{filter}");
             }
-            assert_eq!(network.inspect_host(std::slice::from_ref(&plan.spec)), []);
+            assert_eq!(
+                network.inspect_host(std::slice::from_ref(&plan.spec.name)),
+                []
+            );
             let routes = lab.run("ip route");
             assert!(!routes.contains("10.64.0.2"), "no route per slot: {routes}");
             tear_down(&network, &slots);
@@ -261,7 +264,7 @@ fn what_somebody_took_away_is_seen_and_repaired() {
             let network = prepare(&plan);
             let sandbox = Sandbox::start(&network, &plan, 0);
             let slot = &sandbox.slot;
-            let spec = std::slice::from_ref(&plan.spec);
+            let pool = std::slice::from_ref(&plan.spec.name);
             let shared = lab.run("ip -o link show type bridge");
             let shared = shared.split(": ").nth(1).unwrap();
             let mut damages = vec![
@@ -303,10 +306,10 @@ fn what_somebody_took_away_is_seen_and_repaired() {
                 for interface in [shared, host_end] {
                     lab.run(&format!("ip address add fe80::5/64 dev {interface} nodad"));
                 }
-                let defects = network.inspect_host(spec);
+                let defects = network.inspect_host(pool);
                 assert_eq!(defects.len(), 1, "{defects:?}");
                 assert_eq!(defects[0].action, "repaired", "{defects:?}");
-                assert_eq!(network.inspect_host(spec), []);
+                assert_eq!(network.inspect_host(pool), []);
                 for interface in [shared, host_end] {
                     let now = lab.run(&format!("ip address show dev {interface}"));
                     assert!(!now.contains("fe80"), "{now}");
@@ -322,11 +325,11 @@ fn what_somebody_took_away_is_seen_and_repaired() {
                 format!("sysctl -w net.ipv4.conf.{shared}.forwarding=0"),
             ] {
                 lab.run(&damage);
-                let defects = network.inspect_host(spec);
+                let defects = network.inspect_host(pool);
                 assert!(!defects.is_empty(), "{damage}");
                 let all_repaired = defects.iter().all(|defect| defect.action == "repaired");
                 assert!(all_repaired, "{damage}: {defects:?}");
-                assert_eq!(network.inspect_host(spec), [], "{damage}");
+                assert_eq!(network.inspect_host(pool), [], "{damage}");
                 let begun = Instant::now();
                 let address = sandbox.clone_addresses()[0];
                 // Decisions of the time before hold for a moment.

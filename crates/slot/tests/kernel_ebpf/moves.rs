@@ -77,7 +77,10 @@ fn a_slot_moves_to_ebpf_and_back_without_losing_a_packet() {
                 }
                 say(b"moved");
                 assert_eq!(network.inspect(&moved).defects, []);
-                assert_eq!(network.inspect_host(std::slice::from_ref(&plan.spec)), []);
+                assert_eq!(
+                    network.inspect_host(std::slice::from_ref(&plan.spec.name)),
+                    []
+                );
                 guest.ping(BEYOND_IPV4.into(), PATIENCE).unwrap();
                 guest.ping(BEYOND_IPV6.into(), PATIENCE).unwrap();
                 let page = guest.fetch(SocketAddr::new(BEYOND_IPV4.into(), HTTP_PORT), PATIENCE);

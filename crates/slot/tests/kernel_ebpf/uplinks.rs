@@ -81,12 +81,15 @@ fn each_sandbox_leaves_by_the_uplink_that_rules_say_with_the_right_source() {
                 tear_down(&network, &[sandbox.slot]);
             }
             // An uplink that goes away, and comes back as another interface.
-            let specs: Vec<_> = pools.iter().map(|(plan, ..)| plan.spec.clone()).collect();
+            let names: Vec<_> = pools
+                .iter()
+                .map(|(plan, ..)| plan.spec.name.clone())
+                .collect();
             lab.run("ip link delete up1");
-            drop(network.inspect_host(&specs));
-            assert_eq!(network.inspect_host(&specs), []);
+            drop(network.inspect_host(&names));
+            assert_eq!(network.inspect_host(&names), []);
             attach_second_uplink(&other);
-            drop(network.inspect_host(&specs));
+            drop(network.inspect_host(&names));
             let back = Sandbox::start(&network, &pools[1].0, 1);
             assert_leaves_by(&back, true, ["10.2.0.3", "fd00:2::3"]);
             drop(back.guest);

@@ -109,7 +109,10 @@ fn a_slot_comes_and_goes_without_trace() {
             assert_eq!(inspection.defects, [], "{}", slot.netns_name);
             assert_eq!(inspection.taps[0].used, TapUse::Unused);
         }
-        assert_eq!(network.inspect_host(std::slice::from_ref(&plan.spec)), []);
+        assert_eq!(
+            network.inspect_host(std::slice::from_ref(&plan.spec.name)),
+            []
+        );
         tear_down(&network, &slots);
         network.remove_pool(&plan).unwrap();
         lab.assert_unchanged(&before);
@@ -432,7 +435,7 @@ fn a_damaged_host_side_is_repaired() {
         network.add_pool(&plan).unwrap();
         settle(lab);
         let before = lab.snapshot();
-        let pools = std::slice::from_ref(&plan.spec);
+        let pools = std::slice::from_ref(&plan.spec.name);
         for damage in [
             "nft delete table inet sandwire-test",
             "nft flush chain inet sandwire-test forward",

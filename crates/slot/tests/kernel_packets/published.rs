@@ -133,7 +133,7 @@ fn published_ports_leave_spared_addresses_alone() {
         }
         // A table that is made anew knows them.
         lab.run("nft delete table inet sandwire-test");
-        network.inspect_host(std::slice::from_ref(&plan.spec));
+        network.inspect_host(std::slice::from_ref(&plan.spec.name));
         assert_led(both, true);
         assert_led(others, false);
     });

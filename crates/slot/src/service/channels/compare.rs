@@ -5,16 +5,17 @@
 //! opens: of an owner who has come to another group, the former service has the sockets that are to be the new one's.
 
 use std::{
-    collections::{BTreeMap, HashSet},
-    path::Path,
-    sync::{PoisonError, RwLockWriteGuard, TryLockError},
+    collections::{BTreeMap, HashMap, HashSet},
+    path::{Path, PathBuf},
+    sync::{Arc, PoisonError, RwLockWriteGuard, TryLockError},
     time::Duration,
 };
 
 use super::super::{Shared, State};
 use crate::{
-    channel::{ChannelError, ChannelPlan},
+    channel::{self, ChannelError, ChannelPlan, ChannelRecord},
     lease::LeaseKey,
+    plan::{Plan, SlotNumber},
 };
 
 /// How often a comparison that failed is tried again.
@@ -135,11 +136,24 @@ struct Due {
     compared: Result<bool, ChannelError>,
 }
 
-/// A channel that there should be.
+/// A channel that there should be. Its plan, which has all rules of its policy, is made when the state's lock is free again.
 struct Wanted {
-    plan: ChannelPlan,
+    lease: LeaseKey,
+    pool: Arc<Plan>,
+    slot: SlotNumber,
+    channel: Arc<ChannelRecord>,
     /// Its lease is just being released: whoever does that has closed it, or will.
     is_ending: bool,
+}
+
+impl Wanted {
+    fn plan(&self, base: &Path) -> ChannelPlan {
+        ChannelPlan::new(base, &self.pool, self.slot, &self.lease, &self.channel)
+    }
+
+    fn folder(&self, base: &Path) -> PathBuf {
+        channel::folder(base, &self.pool.spec.name, self.slot)
+    }
 }
 
 impl Shared {
@@ -155,7 +169,7 @@ impl Shared {
             .filter_map(|service| self.due_of(service, now))
             .collect();
         for one in &mut due {
-            one.compared = self.close_others(base, one.service, &mut one.refused);
+            one.compared = self.close_others(one.service, &mut one.refused);
         }
         let mut has_compared = false;
         for mut one in due {
@@ -215,16 +229,16 @@ impl Shared {
     /// Has a service close what isn't its own. Whether it came to the end.
     fn close_others(
         &self,
-        base: &Path,
         service: usize,
         refused: &mut Option<ChannelError>,
     ) -> Result<bool, ChannelError> {
         let _gate = self.channels_gate_write(service);
         let until = self.now() + COMPARE_MAX;
         let found = self.channels.list(service)?;
-        let wanted = self.wanted_of(base, service);
+        let wanted = self.wanted_of(service).into_iter();
+        let wanted: HashSet<LeaseKey> = wanted.map(|wanted| wanted.lease).collect();
         for channel in &found {
-            if wanted.contains_key(&channel.lease) {
+            if wanted.contains(&channel.lease) {
                 continue;
             }
             if self.now() > until {
@@ -250,11 +264,15 @@ impl Shared {
             .iter()
             .map(|channel| (&channel.lease, channel))
             .collect();
-        for Wanted { plan, is_ending } in self.wanted_of(base, service).values() {
+        for wanted in self.wanted_of(service) {
+            if wanted.is_ending {
+                continue;
+            }
+            let plan = &wanted.plan(base);
             let current = found.get(&plan.lease).copied();
             let has_folder = self.channels.has_folder(plan);
             let is_as_wanted = current == Some(plan) && has_folder;
-            if is_as_wanted || *is_ending {
+            if is_as_wanted {
                 continue;
             }
             if self.now() > until {
@@ -273,9 +291,16 @@ impl Shared {
         Ok(true)
     }
 
-    fn wanted_of(&self, base: &Path, service: usize) -> BTreeMap<LeaseKey, Wanted> {
-        let mut wanted = self.lock().wanted_channels(base);
-        wanted.retain(|key, _| self.service_of(key) == service);
+    /// The channels that a service should have, by owner and name.
+    fn wanted_of(&self, service: usize) -> Vec<Wanted> {
+        // By owner: the groups' lists of users are gone through once for each, not for each lease.
+        let mut services = HashMap::new();
+        let is_its = |key: &LeaseKey| {
+            let of = services.entry(key.owner_uid);
+            *of.or_insert_with(|| self.service_of(key)) == service
+        };
+        let mut wanted = self.lock().wanted_channels(is_its);
+        wanted.sort_by(|left, right| left.lease.cmp(&right.lease));
         wanted
     }
 
@@ -299,12 +324,9 @@ impl Shared {
                 Err(TryLockError::WouldBlock) => return,
             }
         }
-        let wanted: HashSet<_> = {
-            let state = self.lock();
-            let wanted = state.wanted_channels(base).into_values();
-            wanted.map(|wanted| wanted.plan.folder).collect()
-        };
-        self.channels.sweep(&wanted);
+        let wanted = self.lock().wanted_channels(|_| true);
+        let folders = wanted.iter().map(|wanted| wanted.folder(base)).collect();
+        self.channels.sweep(&folders);
         drop(held);
         // Only this thread says that one is due.
         self.lock().channels.sweep_is_due = false;
@@ -333,15 +355,19 @@ fn go_on(
 }
 
 impl State {
-    /// All channels that there should be.
-    fn wanted_channels(&self, base: &Path) -> BTreeMap<LeaseKey, Wanted> {
+    /// The channels of these leases that there should be.
+    fn wanted_channels(&self, mut is_meant: impl FnMut(&LeaseKey) -> bool) -> Vec<Wanted> {
         let leases = self.leases.values().filter_map(|lease| {
             let record = &lease.record;
             let channel = record.channel.as_ref()?;
-            let pool = &self.pools.get(&record.pool)?.plan;
-            let plan = ChannelPlan::new(base, pool, record.slot, &record.key, channel);
-            let is_ending = lease.is_busy && lease.is_releasing();
-            Some((record.key.clone(), Wanted { plan, is_ending }))
+            is_meant(&record.key).then_some(())?;
+            Some(Wanted {
+                lease: record.key.clone(),
+                pool: Arc::clone(&self.pools.get(&record.pool)?.plan),
+                slot: record.slot,
+                channel: Arc::clone(channel),
+                is_ending: lease.is_busy && lease.is_releasing(),
+            })
         });
         leases.collect()
     }

@@ -160,7 +160,7 @@ impl Shared {
             // Its owner may have got another of that name meanwhile, and what is asked for was judged by the former's pool.
             let channel = record.channel.clone().ok_or_else(|| no_channel(key))?;
             let was_such = |seen: &ChannelRecord| seen.kind == channel.kind;
-            if record.pool != seen.pool || !seen.channel.as_ref().is_some_and(was_such) {
+            if record.pool != seen.pool || !seen.channel.as_deref().is_some_and(was_such) {
                 return Err(no_lease(key));
             }
             Ok(channel)
@@ -198,7 +198,7 @@ impl Shared {
             state.journal_failed();
             return Err(error.into());
         }
-        state.set_channel(key, after);
+        state.set_channel(key, Arc::new(after));
         Ok(wanted)
     }
 
@@ -280,7 +280,7 @@ impl State {
     fn followers(&self, name: &Name) -> impl Iterator<Item = (&LeaseKey, &ChannelRecord)> {
         let records = self.leases.values().map(|lease| &lease.record);
         records.filter_map(move |record| {
-            let channel = record.channel.as_ref()?;
+            let channel = record.channel.as_deref()?;
             (record.pool == *name && channel.follows_pool()).then_some((&record.key, channel))
         })
     }

@@ -4,8 +4,8 @@
 //! the places of those before.
 
 use std::{
+    collections::BTreeSet,
     sync::{Arc, PoisonError, atomic::Ordering},
-    time::Duration,
 };
 
 use super::{GRACE, Policies, PolicyIndex, Shared};
@@ -16,14 +16,12 @@ impl Policies {
         self.have_pools_changed = true;
     }
 
-    /// Puts a policy that was compiled again into the place of the one before, if anybody holds it still. Returns whether
-    /// somebody does.
-    fn renew(&mut self, key: &Arc<str>, index: PolicyIndex, now: Duration) -> bool {
+    /// Puts a policy that was compiled again into the place of the one before, if anybody holds it still. Returns which of
+    /// the two has no user then.
+    fn renew(&mut self, key: &Arc<str>, index: PolicyIndex) -> PolicyIndex {
         let known = self.known.get(key);
-        let unused = known.map(|known| known.index.swap(index.0, Ordering::Relaxed));
-        let unused = unused.map_or(index, PolicyIndex);
-        self.unused.push((now + GRACE, unused));
-        unused != index
+        let before = known.map(|known| known.index.swap(index.0, Ordering::Relaxed));
+        before.map_or(index, PolicyIndex)
     }
 }
 
@@ -43,37 +41,47 @@ impl Shared {
             .filter_map(|(key, known)| Some((Arc::clone(key), known.routed.clone()?)))
             .collect();
         drop(state);
+        let mut renewed = Vec::new();
         for (key, policy) in routed {
             match self.network.add_policy(&policy) {
-                Ok(index) => self.exchange_policy(&key, index),
+                Ok(index) => renewed.push((key, index)),
                 Err(error) => {
                     tracing::error!(%error, "cannot tell a policy with routes of its own of all pools; trying again");
                     self.lock().policies.pools_have_changed();
                 }
             }
         }
+        self.exchange_policies(&renewed);
     }
 
-    /// Gives all leases that have a policy its new place.
-    fn exchange_policy(&self, key: &Arc<str>, index: PolicyIndex) {
-        let now = self.now();
-        let mut state = self.lock();
-        if !state.policies.renew(key, index, now) {
+    /// Gives all leases that have these policies their new places. The leases are gone through once for all of them.
+    fn exchange_policies(&self, renewed: &[(Arc<str>, PolicyIndex)]) {
+        if renewed.is_empty() {
             return;
         }
-        let leases = state.leases.values().map(|lease| &lease.record);
-        let holders = leases.filter(|record| state.policy_key(&record.key) == Some(key));
-        for record in holders {
-            let Ok(slot) = state.slot_plan(record) else {
-                continue;
-            };
-            let Some(tenancy) = state.tenancy(&record.key) else {
-                continue;
-            };
-            if let Err(error) = self.network.set_policy(&slot, &tenancy) {
+        let mut state = self.lock();
+        let policies = &mut state.policies;
+        let unused = renewed
+            .iter()
+            .map(|(key, index)| policies.renew(key, *index));
+        let unused: Vec<_> = unused.collect();
+        let places: BTreeSet<PolicyIndex> = renewed.iter().map(|(_, index)| *index).collect();
+        let holders = state.leases.values().filter_map(|lease| {
+            let record = &lease.record;
+            let tenancy = state.tenancy(&record.key)?;
+            places.contains(&tenancy.policy).then_some(())?;
+            Some((&record.key, (state.slot_plan(record).ok()?, tenancy)))
+        });
+        let (leases, changes): (Vec<_>, Vec<_>) = holders.unzip();
+        for (lease, set) in leases.iter().zip(self.network.set_policies(&changes)) {
+            if let Err(error) = set {
                 // The auditor finds the slot with a policy that it should not have.
-                tracing::error!(lease = %record.key, %error, "cannot set the policy of a lease");
+                tracing::error!(%lease, %error, "cannot set the policy of a lease");
             }
         }
+        // From now on: the last of them had the one before until just now.
+        let until = self.now() + GRACE;
+        let unused = unused.into_iter().map(|index| (until, index));
+        state.policies.unused.extend(unused);
     }
 }

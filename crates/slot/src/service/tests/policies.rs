@@ -469,8 +469,11 @@ fn policies_with_routes_of_their_own_know_pools_that_come_and_go() {
     let mut other = spec("db", 0);
     let addresses = r#"{"plan":"prefix","ipv4":"10.65.0.0/28","ipv6":"fd00:db::/64"}"#;
     other.addresses = serde_json::from_str(addresses).unwrap();
+    let before = host.kernel.lock().policy_changes;
     slots.create_pool(&other).unwrap();
     known([both, both, both, alone]);
+    let changes = host.kernel.lock().policy_changes - before;
+    assert_eq!(changes, 1, "of both policies at once");
     host.advance_until(&slots, "the places of before are free", |_| {
         host.policy_count() == 3
     });
