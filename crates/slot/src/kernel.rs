@@ -52,6 +52,7 @@ use crate::{
 };
 use build::Build;
 use ebpf::Ebpf;
+use holders::Holders;
 use hosted::{HostState, Served};
 
 mod build;
@@ -59,6 +60,7 @@ mod container;
 mod ebpf;
 mod entry;
 mod filters;
+mod holders;
 mod host;
 mod host_slot;
 mod host_table;
@@ -103,6 +105,7 @@ pub struct KernelNetwork {
     shared: AtomicU32,
     /// Whether the kernel makes netkit pairs, or why not, once that has been tried.
     netkit: OnceLock<Result<(), String>>,
+    holders: Holders,
     steps: Arc<dyn Steps>,
 }
 
@@ -151,6 +154,7 @@ impl KernelNetwork {
             has_switched: AtomicBool::new(false),
             shared: AtomicU32::new(0),
             netkit: OnceLock::new(),
+            holders: Holders::default(),
             steps,
         };
         let first = Worker::new()?;
@@ -246,8 +250,8 @@ impl Network for KernelNetwork {
 
     fn tap_holders(&self, slot: &SlotPlan) -> Vec<TapHolder> {
         match slot.kind {
-            SlotKind::Netns => withdraw::holders_inside(slot),
-            SlotKind::Host => withdraw::holders(slot),
+            SlotKind::Netns => self.holders.inside(slot),
+            SlotKind::Host => self.holders.of_host_slot(slot),
             SlotKind::Container => Vec::new(),
         }
     }
