@@ -106,6 +106,7 @@ pub struct KernelNetwork {
     /// Whether the kernel makes netkit pairs, or why not, once that has been tried.
     netkit: OnceLock<Result<(), String>>,
     holders: Holders,
+    prepared: Mutex<moving::Prepared>,
     steps: Arc<dyn Steps>,
 }
 
@@ -155,6 +156,7 @@ impl KernelNetwork {
             shared: AtomicU32::new(0),
             netkit: OnceLock::new(),
             holders: Holders::default(),
+            prepared: Mutex::default(),
             steps,
         };
         let first = Worker::new()?;
@@ -482,27 +484,16 @@ impl Network for KernelNetwork {
         self.with_worker(|worker| switch::switch_over(steps, &self.home, worker, path))
     }
 
+    fn prepare_moves(&self, slots: &[SlotPlan]) -> Result<(), NetworkError> {
+        self.tolerate_gaps_of(slots)
+    }
+
     fn move_slot(
         &self,
         slot: &SlotPlan,
         tenancy: Option<&Tenancy>,
     ) -> Result<Option<Traffic>, NetworkError> {
-        let Some(ebpf) = self.ebpf.get() else {
-            return Ok(None);
-        };
-        let shared = InterfaceIndex(self.shared.load(Ordering::Relaxed));
-        let talks = {
-            let state = lock(&self.host);
-            let mut pools = state.pools.values();
-            let pool = pools.find(|pool| pool.plan.number == slot.pool_number);
-            pool.is_some_and(|pool| pool.plan.spec.policy.clone_to_clone)
-        };
-        let transit = ebpf.transit_policy(talks)?;
-        self.with_worker(|worker| match slot.is_ebpf() {
-            true => moving::to_ebpf(&self.home, worker, ebpf, shared, slot, tenancy, transit)
-                .map(|()| None),
-            false => moving::to_nft(&self.home, worker, ebpf, slot, transit),
-        })
+        self.move_between_paths(slot, tenancy)
     }
 
     fn traffic(&self, slot: &SlotPlan) -> Option<Traffic> {
