@@ -14,7 +14,9 @@ pub use elsewhere::{
     NamespaceNumber, delete_children, delete_elsewhere, delete_taps_beyond,
     delete_with_taps_beyond, find_children, list_in,
 };
-pub use group::{DELETED_AT_ONCE, FIRST_GROUP, delete_together, free_group, leave_group};
+pub use group::{
+    DELETED_AT_ONCE, FIRST_GROUP, delete_each, delete_together, free_group, leave_group,
+};
 
 use std::{
     fmt,

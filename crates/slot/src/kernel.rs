@@ -53,6 +53,7 @@ use crate::{
 };
 use build::Build;
 use ebpf::Ebpf;
+use holders::Holders;
 use hosted::{HostState, Served};
 
 mod build;
@@ -60,6 +61,7 @@ mod container;
 mod ebpf;
 mod entry;
 mod filters;
+mod holders;
 mod host;
 mod host_slot;
 mod host_table;
@@ -104,6 +106,8 @@ pub struct KernelNetwork {
     shared: AtomicU32,
     /// Whether the kernel makes netkit pairs, or why not, once that has been tried.
     netkit: OnceLock<Result<(), String>>,
+    holders: Holders,
+    prepared: Mutex<moving::Prepared>,
     steps: Arc<dyn Steps>,
 }
 
@@ -152,6 +156,8 @@ impl KernelNetwork {
             has_switched: AtomicBool::new(false),
             shared: AtomicU32::new(0),
             netkit: OnceLock::new(),
+            holders: Holders::default(),
+            prepared: Mutex::default(),
             steps,
         };
         let first = Worker::new()?;
@@ -247,8 +253,8 @@ impl Network for KernelNetwork {
 
     fn tap_holders(&self, slot: &SlotPlan) -> Vec<TapHolder> {
         match slot.kind {
-            SlotKind::Netns => withdraw::holders_inside(slot),
-            SlotKind::Host => withdraw::holders(slot),
+            SlotKind::Netns => self.holders.inside(slot),
+            SlotKind::Host => self.holders.of_host_slot(slot),
             SlotKind::Container => Vec::new(),
         }
     }
@@ -479,27 +485,16 @@ impl Network for KernelNetwork {
         self.with_worker(|worker| switch::switch_over(steps, &self.home, worker, path))
     }
 
+    fn prepare_moves(&self, slots: &[SlotPlan]) -> Result<(), NetworkError> {
+        self.tolerate_gaps_of(slots)
+    }
+
     fn move_slot(
         &self,
         slot: &SlotPlan,
         tenancy: Option<&Tenancy>,
     ) -> Result<Option<Traffic>, NetworkError> {
-        let Some(ebpf) = self.ebpf.get() else {
-            return Ok(None);
-        };
-        let shared = InterfaceIndex(self.shared.load(Ordering::Relaxed));
-        let talks = {
-            let state = lock(&self.host);
-            let mut pools = state.pools.values();
-            let pool = pools.find(|pool| pool.plan.number == slot.pool_number);
-            pool.is_some_and(|pool| pool.plan.spec.policy.clone_to_clone)
-        };
-        let transit = ebpf.transit_policy(talks)?;
-        self.with_worker(|worker| match slot.is_ebpf() {
-            true => moving::to_ebpf(&self.home, worker, ebpf, shared, slot, tenancy, transit)
-                .map(|()| None),
-            false => moving::to_nft(&self.home, worker, ebpf, slot, transit),
-        })
+        self.move_between_paths(slot, tenancy)
     }
 
     fn traffic(&self, slot: &SlotPlan) -> Option<Traffic> {

@@ -261,6 +261,15 @@ pub trait Network: Send + Sync {
         Ok(())
     }
 
+    /// Does for many slots at once what takes as long as for one, shortly before they are moved. Nobody needs to.
+    ///
+    /// # Errors
+    /// Each move does it for its slot.
+    fn prepare_moves(&self, slots: &[SlotPlan]) -> Result<(), NetworkError> {
+        let _ = slots;
+        Ok(())
+    }
+
     /// Brings a slot that was built for another data path to that of its plan, under traffic. May be
     /// repeated, and stopped half-way. Returns what the data path had counted that has left it, and counts no more.
     ///

@@ -54,7 +54,7 @@ pub fn decide(
     inventory: &Inventory,
 ) -> Actions {
     let mut actions = Actions::default();
-    let mut complete = BTreeSet::new();
+    let (mut complete, mut pieces) = (BTreeSet::new(), BTreeSet::new());
     for (pool, number) in &inventory.slots {
         let number = SlotNumber(*number);
         match known_pool(plans, pool, number) {
@@ -64,12 +64,15 @@ pub fn decide(
             None => actions.reclaim.extend(objects_of(instance, pool, number)),
         }
     }
-    let mut pieces = BTreeSet::new();
+    let leased: BTreeSet<_> = leases
+        .iter()
+        .map(|lease| (&lease.pool, lease.slot))
+        .collect();
     for leftover in &inventory.leftovers {
         match owner(instance, plans, leftover) {
             // Nobody else takes away what isn't on the host.
-            Some(slot) if matches!(leftover, Leftover::Child(_)) => {
-                if !leases.iter().any(|lease| has_slot(lease, &slot)) {
+            Some((pool, number)) if matches!(leftover, Leftover::Child(_)) => {
+                if !leased.contains(&(&pool, number)) {
                     actions.reclaim.push(leftover.clone());
                 }
             }
@@ -115,10 +118,6 @@ pub fn decide(
     actions.tear_down.extend(unowned);
     actions.adopt.extend(complete.difference(&decided).cloned());
     actions
-}
-
-fn has_slot(lease: &LeaseRecord, (pool, number): &SlotKey) -> bool {
-    lease.pool == *pool && lease.slot == *number
 }
 
 fn has_child(lease: &LeaseRecord) -> bool {

@@ -53,7 +53,7 @@ pub fn delete_together<'a>(
         return Ok(());
     }
     // Of a group in which one can't be deleted none is.
-    let done = delete_each(socket, &interfaces);
+    let done = delete_each(socket, interfaces.iter().copied());
     // What is left must not keep others of the group the next time.
     done.and(regroup(socket, &interfaces, NO_GROUP))
 }
@@ -80,14 +80,18 @@ fn regroup(
     first_of(socket.execute_all(request))
 }
 
-fn delete_each(
+/// Deletes the interfaces of these names that are there, or of these numbers where they are known, one by one.
+///
+/// # Errors
+/// The first that the kernel refused; all others are gone.
+pub fn delete_each<'a>(
     socket: &mut Socket,
-    interfaces: &[(&str, Option<InterfaceIndex>)],
+    interfaces: impl IntoIterator<Item = (&'a str, Option<InterfaceIndex>)>,
 ) -> Result<(), Error> {
     let mut request = Request::new();
     for (name, index) in interfaces {
         match index {
-            Some(index) => super::delete_by_index(&mut request, name, *index),
+            Some(index) => super::delete_by_index(&mut request, name, index),
             None => super::delete(&mut request, name),
         }
     }

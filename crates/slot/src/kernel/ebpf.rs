@@ -26,7 +26,7 @@ use super::{
     filters::{KnownAs, known_as},
     learning, lock, published,
     switch::{self, Switch},
-    uplinks,
+    uplinks, xdp,
 };
 use crate::{error::NetworkError, network::Tenancy, plan::SlotPlan};
 
@@ -67,8 +67,8 @@ pub(super) struct Ebpf {
     transit: Mutex<HashMap<bool, PolicyIndex>>,
     /// Shared interface and uplinks that have programs.
     attached: Mutex<(Option<InterfaceIndex>, Option<Vec<Uplink>>)>,
-    /// Entries of TAPs with an XDP program, by the TAP's number.
-    pub(super) xdp: Mutex<HashMap<u32, NicIndex>>,
+    /// TAPs with an XDP program.
+    pub(super) xdp: Mutex<xdp::Taps>,
     /// Somebody follows the TAPs as they are opened and closed.
     pub(super) is_watched: AtomicBool,
     /// Somebody follows the host's routing rules, for what may leave only by the relay.
@@ -209,18 +209,15 @@ impl Ebpf {
         index: NicIndex,
     ) -> Result<(), NetworkError> {
         self.datapath.set_xdp_nic(tap.0, Some(index))?;
-        lock(&self.xdp).insert(tap.0, index);
+        lock(&self.xdp).know(tap, index);
         Ok(())
     }
 
     fn forget_xdp(&self, index: NicIndex) {
-        let taps: Vec<u32> = lock(&self.xdp)
-            .extract_if(|_, known| *known == index)
-            .map(|(tap, _)| tap)
-            .collect();
+        let taps = lock(&self.xdp).forget(index);
         for tap in taps {
-            if let Err(error) = self.datapath.set_xdp_nic(tap, None) {
-                tracing::warn!(tap, %error, "a TAP stays known to XDP");
+            if let Err(error) = self.datapath.set_xdp_nic(tap.0, None) {
+                tracing::warn!(%tap, %error, "a TAP stays known to XDP");
             }
         }
     }

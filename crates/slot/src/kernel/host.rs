@@ -6,6 +6,8 @@
 //! `unreachable` route, so that packets for a clone that isn't there never leave by the uplink. The
 //! routes of the slots are more specific than that one.
 
+mod missing;
+
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::IpNet;
@@ -31,6 +33,7 @@ use crate::{
     error::NetworkError,
     plan::{Plan, names},
 };
+use missing::{Present, find_missing};
 
 /// Higher than that of any route that somebody sets by hand: a route of the same prefix wins.
 const UNREACHABLE_METRIC: u32 = 0x7fff_0000;
@@ -50,8 +53,9 @@ pub(super) fn check_pool(
 ) -> Result<(), NetworkError> {
     let interfaces = interface::list(&mut worker.route)?;
     versions::check(instance, worker, plan, &interfaces)?;
-    check_conflicts(instance, worker, plan, &interfaces)?;
-    check_forwarding(worker, plan, &interfaces)
+    let routes = route::list(&mut worker.route)?;
+    check_conflicts(instance, worker, plan, (&interfaces, &routes))?;
+    check_forwarding(worker, plan, (&interfaces, &routes))
 }
 
 /// Prepares the host. Returns the number of the shared interface. An error leaves what was done.
@@ -183,7 +187,7 @@ fn check_conflicts(
     instance: &str,
     worker: &mut Worker,
     plan: &Plan,
-    interfaces: &[Interface],
+    (interfaces, routes): (&[Interface], &[Listed]),
 ) -> Result<(), NetworkError> {
     let alias = format!("sandwire:{instance}");
     let of_pool = format!("{alias}:{}:", plan.spec.name);
@@ -210,7 +214,7 @@ fn check_conflicts(
     };
     let prefixes = prefixes_of(plan);
     let overlapping = |other: &IpNet| prefixes.iter().find(|prefix| overlap(prefix, other));
-    for route in route::list(&mut worker.route)? {
+    for route in routes {
         let is_default = route.destination.prefix_len() == 0;
         let own = route.unreachable && plan.clone_prefixes.contains(&route.destination)
             || route.interface.is_some_and(ours);
@@ -251,14 +255,13 @@ fn overlap(one: &IpNet, other: &IpNet) -> bool {
 fn check_forwarding(
     worker: &mut Worker,
     plan: &Plan,
-    interfaces: &[Interface],
+    (interfaces, routes): (&[Interface], &[Listed]),
 ) -> Result<(), NetworkError> {
     if !versions::needs_ipv6(plan) || worker.procfs.read(IPV6_FORWARDING)? == "1" {
         return Ok(());
     }
     let learned =
         |route: &Listed| route.by_router_advertisement && route.destination.prefix_len() == 0;
-    let routes = route::list(&mut worker.route)?;
     for route in routes.iter().filter(|route| learned(route)) {
         let named = interfaces
             .iter()
@@ -266,7 +269,7 @@ fn check_forwarding(
         let Some(interface) = named else { continue };
         let setting = format!("net/ipv6/conf/{}/accept_ra", interface.name);
         let stays = match worker.procfs.read(&setting)?.as_str() {
-            "0" => !LearnedDefaults::read()?.are_all_of(interface, &routes),
+            "0" => !LearnedDefaults::read()?.are_all_of(interface, routes),
             accept => accept == "2",
         };
         if stays {
@@ -485,6 +488,7 @@ pub(super) fn inspect(
         let object = "interfaces of the host's that are sandboxes'".to_owned();
         judge(object, own_addresses::PROBLEM, done);
     }
+    let mut known = None;
     for pool in pools {
         for setting in forwarding_settings(&pool.plan) {
             if worker.procfs.read(setting)? != "1" {
@@ -492,9 +496,17 @@ pub(super) fn inspect(
                 judge(format!("setting {setting}"), "forwarding is off", done);
             }
         }
-        if let Some(missing) = find_missing(instance, worker, pool)? {
-            let done = add_interface_and_routes(instance, worker, pool).map(drop);
-            judge(missing, "it is missing or changed", done);
+        let present = match known.take() {
+            Some(present) => present,
+            None => Present::look(instance, worker)?,
+        };
+        match find_missing(instance, worker, &present, pool)? {
+            // What is there by then is another look's to say.
+            Some(missing) => {
+                let done = add_interface_and_routes(instance, worker, pool).map(drop);
+                judge(missing, "it is missing or changed", done);
+            }
+            None => known = Some(present),
         }
     }
     Ok(defects)
@@ -524,48 +536,4 @@ pub(super) fn inspect_ebpf(
     ebpf.retry_xdp()?;
     ebpf.end_learning();
     Ok(shared.index)
-}
-
-/// The first object of a pool on the host that isn't there.
-fn find_missing(
-    instance: &str,
-    worker: &mut Worker,
-    pool: &Hosted,
-) -> Result<Option<String>, NetworkError> {
-    let plan = &pool.plan;
-    let name = names::shared_interface(instance);
-    let Some(shared) = interface::find(&mut worker.route, &name)? else {
-        return Ok(Some(format!("interface {name}")));
-    };
-    if !shared.is_up || shared.mac != Some(SHARED_MAC) {
-        return Ok(Some(format!("interface {name}")));
-    }
-    let addresses = address::list(&mut worker.route)?;
-    for wanted in host_addresses(plan) {
-        let is_wanted =
-            |found: &Address| found.interface == shared.index && found.address.addr() == wanted;
-        if !addresses.iter().any(is_wanted) {
-            return Ok(Some(format!("address {wanted} of interface {name}")));
-        }
-    }
-    if pool.serves_ebpf() {
-        for (setting, value) in shared_settings(&name) {
-            if worker.procfs.read(&setting)? != value {
-                return Ok(Some(format!("setting {setting}")));
-            }
-        }
-    }
-    let routes = route::list(&mut worker.route)?;
-    for wanted in &plan.clone_prefixes {
-        let refuses = |found: &Listed| found.unreachable && found.destination == *wanted;
-        if pool.serves_nft() && !routes.iter().any(refuses) {
-            return Ok(Some(format!("unreachable route {wanted}")));
-        }
-        let leads =
-            |found: &Listed| found.interface == Some(shared.index) && found.destination == *wanted;
-        if pool.serves_ebpf() && !routes.iter().any(leads) {
-            return Ok(Some(format!("route {wanted} dev {name}")));
-        }
-    }
-    Ok(None)
 }

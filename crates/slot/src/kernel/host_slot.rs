@@ -30,7 +30,7 @@ use crate::{
     plan::{NicPlan, SlotPlan, names},
 };
 
-const GROUP_ATTEMPTS: u32 = 16;
+pub(super) const GROUP_ATTEMPTS: u32 = 16;
 
 /// Makes all of a slot. On error nothing is left of it.
 pub(super) fn build(

@@ -1,10 +1,14 @@
 //! What the kernel has by the name of an instance.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap, HashSet};
 
-use sandwire_kernel_net::{interface, netlink::Request, netns};
+use sandwire_kernel_net::{
+    Error as KernelError,
+    interface::{self, DELETED_AT_ONCE, FIRST_GROUP, Interface},
+    netns,
+};
 
-use super::{Worker, ebpf::Ebpf};
+use super::{Worker, ebpf::Ebpf, host_slot::GROUP_ATTEMPTS};
 use crate::{
     error::NetworkError,
     network::{Inventory, Leftover},
@@ -83,16 +87,32 @@ pub(super) fn inventory(
     Ok(inventory)
 }
 
+/// What could not be removed of the leftovers of an alias, by that alias.
+type Failures<'a> = HashMap<&'a str, NetworkError>;
+
+/// Those that are known by an alias first, with one look for all.
 pub(super) fn reclaim(
     worker: &mut Worker,
     leftovers: &[Leftover],
 ) -> Vec<Result<(), NetworkError>> {
+    let (mut aliases, mut children) = (HashSet::new(), HashSet::new());
+    for leftover in leftovers {
+        match leftover {
+            Leftover::Alias(alias) => drop(aliases.insert(alias.as_str())),
+            Leftover::Child(alias) => drop(children.insert(alias.as_str())),
+            Leftover::Namespace(_) | Leftover::Interface(_) => {}
+        }
+    }
+    let mut of_host = delete_by_alias(worker, &aliases);
+    let mut elsewhere = delete_children(worker, &children);
+    let told =
+        |failures: &mut Failures<'_>, alias: &str| failures.remove(alias).map_or(Ok(()), Err);
     leftovers
         .iter()
         .map(|leftover| match leftover {
             Leftover::Namespace(name) => Ok(netns::remove(name)?),
-            Leftover::Alias(alias) => delete_by_alias(worker, alias),
-            Leftover::Child(alias) => Ok(interface::delete_children(&mut worker.route, alias)?),
+            Leftover::Alias(alias) => told(&mut of_host, alias),
+            Leftover::Child(alias) => told(&mut elsewhere, alias),
             Leftover::Interface(name) => delete_interface(worker, name),
         })
         .collect()
@@ -108,18 +128,76 @@ fn delete_interface(worker: &mut Worker, name: &str) -> Result<(), NetworkError>
     }
 }
 
-fn delete_by_alias(worker: &mut Worker, alias: &str) -> Result<(), NetworkError> {
-    let mut request = Request::new();
-    let mut beside = Ok(());
-    for interface in interface::list(&mut worker.route)? {
-        if interface.alias.as_deref() == Some(alias) {
-            beside = beside.and(interface::delete_taps_beyond(&mut worker.route, &interface));
-            interface::delete(&mut request, &interface.name);
+/// Deletes the host's interfaces that bear one of these aliases, many at once.
+fn delete_by_alias<'a>(worker: &mut Worker, aliases: &HashSet<&'a str>) -> Failures<'a> {
+    if aliases.is_empty() {
+        return Failures::new();
+    }
+    let mut all = match interface::list(&mut worker.route) {
+        Ok(all) => all,
+        Err(error) => return all_left(aliases, &error),
+    };
+    let alias_of = |found: &Interface| aliases.get(found.alias.as_deref()?).copied();
+    let may_go = |found: &Interface| alias_of(found).is_some();
+    let group = interface::free_group(&all, FIRST_GROUP, GROUP_ATTEMPTS, may_go);
+    all.retain(may_go);
+    let mut failures = Failures::new();
+    for batch in all.chunks(DELETED_AT_ONCE) {
+        for found in batch {
+            // First: without the interface nothing leads to them any more.
+            let beyond = interface::delete_taps_beyond(&mut worker.route, found);
+            if let (Err(error), Some(alias)) = (beyond, alias_of(found)) {
+                failures.entry(alias).or_insert(error.into());
+            }
+        }
+        let numbered = batch
+            .iter()
+            .map(|found| (found.name.as_str(), Some(found.index)));
+        let deleted = match group {
+            Some(group) => interface::delete_together(&mut worker.route, numbered, group),
+            None => interface::delete_each(&mut worker.route, numbered),
+        };
+        let Err(error) = deleted else { continue };
+        for found in batch {
+            let is_gone = matches!(
+                interface::find_by_index(&mut worker.route, found.index),
+                Ok(None)
+            );
+            if let (false, Some(alias)) = (is_gone, alias_of(found)) {
+                failures.entry(alias).or_insert_with(|| left(alias, &error));
+            }
         }
     }
-    let failures = worker.route.execute_all(request);
-    let failed = failures.into_iter().find(|(_, error)| !error.is_missing());
-    failed.map_or(Ok(beside?), |(_, error)| Err(error.into()))
+    failures
+}
+
+/// Deletes the children that bear one of these aliases; all of them, also if one would not go.
+fn delete_children<'a>(worker: &mut Worker, aliases: &HashSet<&'a str>) -> Failures<'a> {
+    if aliases.is_empty() {
+        return Failures::new();
+    }
+    let found = match interface::find_children(&mut worker.route, |its| aliases.contains(its)) {
+        Ok(found) => found,
+        Err(error) => return all_left(aliases, &error),
+    };
+    let mut failures = Failures::new();
+    for (namespace, child) in found {
+        let deleted = interface::delete_elsewhere(&mut worker.route, namespace, child.index);
+        let alias = child.alias.as_deref();
+        if let (Err(error), Some(alias)) = (deleted, alias.and_then(|its| aliases.get(its))) {
+            failures.entry(*alias).or_insert(error.into());
+        }
+    }
+    failures
+}
+
+fn all_left<'a>(aliases: &HashSet<&'a str>, error: &KernelError) -> Failures<'a> {
+    let failed = aliases.iter().map(|alias| (*alias, left(alias, error)));
+    failed.collect()
+}
+
+fn left(alias: &str, error: &KernelError) -> NetworkError {
+    NetworkError::reason("reclaim", alias, &error.to_string())
 }
 
 /// Pool and slot number of an alias that names a slot of this instance.
@@ -132,6 +210,8 @@ fn parse_alias<'a>(instance: &str, alias: &'a str) -> Option<(&'a str, u32)> {
 
 #[cfg(test)]
 mod tests {
+    use sandwire_testlab::lab;
+
     use super::*;
 
     #[test]
@@ -146,5 +226,40 @@ mod tests {
         ] {
             assert_eq!(parse_alias("a", alias), None, "{alias}");
         }
+    }
+
+    #[test]
+    #[ignore = "needs root: cargo xtask test netns"]
+    fn all_that_bears_the_alias_of_a_leftover_goes_and_nothing_else() {
+        lab::run(|lab| {
+            let aliases = ["sandwire:a:web:1", "sandwire:a:web:2", "sandwire:b:web:1"];
+            let [first, second, stranger] = aliases;
+            for (name, alias) in [
+                ("one", first),
+                ("two", first),
+                ("three", second),
+                ("stays", stranger),
+                ("others", "somebody's"),
+            ] {
+                lab.run(&format!("ip tuntap add {name} mode tap"));
+                lab.run(&format!("ip link set {name} alias {alias}"));
+            }
+            // Whoever is in a group would be deleted with it.
+            lab.run(&format!("ip link set others group {FIRST_GROUP}"));
+            let mut worker = Worker::new().unwrap();
+            let leftovers = [first, "sandwire:a:web:9", second, first]
+                .map(|alias| Leftover::Alias(alias.to_owned()));
+            for result in reclaim(&mut worker, &leftovers) {
+                result.unwrap();
+            }
+            let left = lab.run("ip -o link show");
+            for gone in ["one", "two", "three"] {
+                assert!(!left.contains(&format!(" {gone}:")), "{left}");
+            }
+            assert!(
+                left.contains(" stays:") && left.contains(" others:"),
+                "{left}"
+            );
+        });
     }
 }

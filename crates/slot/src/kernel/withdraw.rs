@@ -1,4 +1,4 @@
-//! Takes TAPs away from future users, unless somebody has them open; finds who does.
+//! Takes TAPs away from future users, unless somebody has them open.
 //!
 //! A single-queue TAP is opened here, which keeps everybody else out while it is renamed; if that is
 //! refused as busy, a VMM has it. A multi-queue TAP can be opened by many, so it is renamed first and
@@ -6,18 +6,13 @@
 //! moment loses its IPv6 addresses and its neighbours. A renamed TAP is deleted with its namespace:
 //! deleting it at once would cost the kernel 17 to 21 ms.
 
-use std::{
-    fs,
-    os::{fd::OwnedFd, unix::fs::MetadataExt},
-    path::{Path, PathBuf},
-};
+use std::os::fd::OwnedFd;
 
-use sandwire_api::lease::TapHolder;
 use sandwire_kernel_net::{
     interface::{self, Change, Interface},
     netlink::{Request, Socket},
     netns::{self, Home},
-    process, tap,
+    tap,
 };
 
 use super::interfaces::tap_options;
@@ -49,22 +44,6 @@ pub(super) fn withdraw_taps(home: &Home, slot: &SlotPlan) -> Result<Withdrawal, 
     let withdrawn = withdraw(&mut route, slot, &taps, |nic| format!("withdrawn{nic}"))?;
     drop(inside);
     Ok(withdrawn)
-}
-
-/// Processes that have a TAP of a slot without a namespace open.
-pub(super) fn holders(slot: &SlotPlan) -> Vec<TapHolder> {
-    find_holders(slot, |_| true)
-}
-
-/// The same for a slot with a namespace. A process that was given the open TAP from outside can't be told from a
-/// user of another slot's, and isn't named.
-pub(super) fn holders_inside(slot: &SlotPlan) -> Vec<TapHolder> {
-    let Some(namespace) = inode(&netns::path_of(&slot.netns_name)) else {
-        return Vec::new();
-    };
-    find_holders(slot, |process| {
-        inode(&process.join("ns/net")) == Some(namespace)
-    })
 }
 
 /// Opens the slot's TAPs as a VMM would, in order.
@@ -148,40 +127,4 @@ fn rename(
         }
     }
     Ok(route.execute(request)?)
-}
-
-fn inode(path: &Path) -> Option<u64> {
-    fs::metadata(path).map(|status| status.ino()).ok()
-}
-
-/// Processes that have one of the slot's TAPs open, of those whose folder in `/proc` passes.
-fn find_holders(slot: &SlotPlan, passes: impl Fn(&Path) -> bool) -> Vec<TapHolder> {
-    let taps: Vec<&str> = slot.nics.iter().map(|nic| &*nic.tap).collect();
-    let Ok(processes) = fs::read_dir("/proc") else {
-        return Vec::new();
-    };
-    processes
-        .flatten()
-        .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
-        .filter_map(|pid: u32| {
-            let folder = PathBuf::from(format!("/proc/{pid}"));
-            (passes(&folder) && has_open(&folder, &taps)).then(|| TapHolder {
-                pid,
-                command: process::name(&folder),
-            })
-        })
-        .collect()
-}
-
-fn has_open(process: &Path, taps: &[&str]) -> bool {
-    let Ok(descriptors) = fs::read_dir(process.join("fdinfo")) else {
-        return false;
-    };
-    descriptors.flatten().any(|descriptor| {
-        fs::read_to_string(descriptor.path()).is_ok_and(|info| {
-            info.lines()
-                .filter_map(|line| line.strip_prefix("iff:\t"))
-                .any(|name| taps.contains(&name))
-        })
-    })
 }

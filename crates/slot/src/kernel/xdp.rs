@@ -6,6 +6,7 @@
 //! flows that are known, the tc programs do it all.
 
 use std::{
+    collections::HashMap,
     sync::{Arc, Weak},
     thread,
     time::Duration,
@@ -23,6 +24,46 @@ use crate::error::NetworkError;
 
 /// How soon the watcher notices that nobody needs it any more.
 const WATCH_AT_MOST: Duration = Duration::from_millis(500);
+
+/// TAPs that have the program, and their entries, found from either: many slots go at once.
+#[derive(Default)]
+pub(super) struct Taps {
+    entries: HashMap<InterfaceIndex, NicIndex>,
+    /// More than one of an entry whose TAP was made anew.
+    taps: HashMap<NicIndex, Vec<InterfaceIndex>>,
+}
+
+impl Taps {
+    pub(super) fn know(&mut self, tap: InterfaceIndex, entry: NicIndex) {
+        let former = self.entries.insert(tap, entry);
+        if former == Some(entry) {
+            return;
+        }
+        if let Some(former) = former
+            && let Some(its) = self.taps.get_mut(&former)
+        {
+            its.retain(|other| *other != tap);
+        }
+        self.taps.entry(entry).or_default().push(tap);
+    }
+
+    /// Returns the TAPs that an entry had.
+    pub(super) fn forget(&mut self, entry: NicIndex) -> Vec<InterfaceIndex> {
+        let taps = self.taps.remove(&entry).unwrap_or_default();
+        for tap in &taps {
+            self.entries.remove(tap);
+        }
+        taps
+    }
+
+    fn entry_of(&self, tap: InterfaceIndex) -> Option<NicIndex> {
+        self.entries.get(&tap).copied()
+    }
+
+    fn entries(&self) -> impl Iterator<Item = NicIndex> {
+        self.entries.values().copied()
+    }
+}
 
 /// Puts the program on a TAP that has none.
 pub(super) fn attach(
@@ -134,8 +175,8 @@ fn watch_until_gone(weak: &Weak<Ebpf>, mut watcher: Watcher, mut route: Socket) 
             Ok(None) => all = true,
             Err(error) => {
                 tracing::error!(%error, "cannot follow TAPs: XDP is not used");
-                for index in lock(&ebpf.xdp).values() {
-                    ebpf.datapath.set_flag(*index, NicFlag::Xdp, false);
+                for index in lock(&ebpf.xdp).entries() {
+                    ebpf.datapath.set_flag(index, NicFlag::Xdp, false);
                 }
                 ebpf.is_watched
                     .store(false, std::sync::atomic::Ordering::SeqCst);
@@ -147,7 +188,7 @@ fn watch_until_gone(weak: &Weak<Ebpf>, mut watcher: Watcher, mut route: Socket) 
 
 /// Says whether XDP may touch the frames of a TAP.
 fn judge(ebpf: &Ebpf, tap: &Interface) {
-    let known = lock(&ebpf.xdp).get(&tap.index.0).copied();
+    let known = lock(&ebpf.xdp).entry_of(tap.index);
     if let Some(index) = known {
         let is_proven = why_not(tap).is_none();
         ebpf.datapath.set_flag(index, NicFlag::Xdp, is_proven);
@@ -167,7 +208,7 @@ fn why_not(tap: &Interface) -> Option<&'static str> {
 }
 
 fn is_impaired(ebpf: &Ebpf, tap: &Interface) -> bool {
-    let known = lock(&ebpf.xdp).get(&tap.index.0).copied();
+    let known = lock(&ebpf.xdp).entry_of(tap.index);
     known.is_some_and(|index| {
         let flags = ebpf.datapath.nic(index).flags;
         flags & NicFlag::Impaired.number() != 0
@@ -188,4 +229,31 @@ pub(super) fn note(ebpf: &Ebpf, tap: &Interface) -> Option<String> {
     };
     let reason = of_tap.or_else(of_uplinks)?;
     Some(format!("ebpf instead of xdp: {reason}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_entry_is_forgotten_with_the_taps_that_are_still_its() {
+        let [old, new, moved] = [1, 2, 3].map(InterfaceIndex);
+        let [entry, other] = [NicIndex(10), NicIndex(11)];
+        let mut taps = Taps::default();
+        for (tap, of) in [
+            (old, entry),
+            (new, entry),
+            (new, entry),
+            (moved, entry),
+            (moved, other),
+        ] {
+            taps.know(tap, of);
+        }
+        assert_eq!(taps.forget(entry), [old, new]);
+        assert_eq!((taps.entry_of(old), taps.entry_of(new)), (None, None));
+        assert_eq!(taps.entry_of(moved), Some(other));
+        assert_eq!(taps.forget(entry), []);
+        assert_eq!(taps.forget(other), [moved]);
+        assert_eq!(taps.entries().count(), 0);
+    }
 }

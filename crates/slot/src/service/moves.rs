@@ -30,6 +30,9 @@ use crate::{
     pool::SlotState,
 };
 
+/// Slots that the host is prepared for together. It isn't for long, and each takes some 20 ms.
+const PREPARED_TOGETHER: usize = 128;
+
 /// A move that has begun.
 pub(super) struct Move {
     /// The data path that the pool leaves.
@@ -151,15 +154,37 @@ impl Shared {
             keys.retain(|key| state.is_to_move(key));
             keys
         };
-        for key in keys {
-            let Ok(state) = self.wait_idle_for(&key, patience) else {
-                // Ended in the meantime, or somebody works on it: to be seen by the next try.
-                continue;
-            };
-            self.move_lease(state, &key);
+        for together in keys.chunks(PREPARED_TOGETHER) {
+            self.prepare_moves(together);
+            for key in together {
+                let Ok(state) = self.wait_idle_for(key, patience) else {
+                    // Ended in the meantime, or somebody works on it: to be seen by the next try.
+                    continue;
+                };
+                self.move_lease(state, key);
+            }
         }
         if let Err(error) = self.end_move(name) {
             tracing::warn!(pool = %name, %error, "cannot end the move of a pool; trying again");
+        }
+    }
+
+    /// Has the host be prepared for the moves of those that nobody works on.
+    fn prepare_moves(&self, keys: &[LeaseKey]) {
+        let state = self.lock();
+        let movable = keys.iter().filter(|key| {
+            let lease = state.leases.get(*key);
+            lease.is_some_and(|lease| !lease.is_busy) && state.is_to_move(key)
+        });
+        let slots: Vec<SlotPlan> = movable
+            .filter_map(|key| state.slot_and_tenancy(key))
+            .map(|(slot, _)| slot)
+            .collect();
+        drop(state);
+        if slots.len() > 1
+            && let Err(error) = self.network.prepare_moves(&slots)
+        {
+            tracing::warn!(%error, "cannot prepare the host for moves of many slots; each takes longer");
         }
     }
 

@@ -66,6 +66,10 @@ fn a_slot_moves_to_ebpf_and_back_without_losing_a_packet() {
                 let pingers: Vec<_> = addresses.iter().map(|one| ping(*one)).collect();
                 network.change_pool(plan, Some(from)).unwrap();
                 let tenancy = moved.is_ebpf().then(|| tenancy(&network, plan));
+                if round == 1 {
+                    network.prepare_moves(std::slice::from_ref(&moved)).unwrap();
+                    say(b"prepared");
+                }
                 network.move_slot(&moved, tenancy.as_ref()).unwrap();
                 say(b"just now");
                 // Once more, as after a crash.
