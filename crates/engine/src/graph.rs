@@ -8,7 +8,7 @@
 
 #![forbid(unsafe_code)]
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::fmt;
 use std::rc::Rc;
 use std::str::FromStr;
@@ -20,7 +20,10 @@ use crate::error::GraphError;
 #[derive(Debug, Clone, Default)]
 pub struct Graph {
     pub(crate) apps: BTreeMap<String, SharedConfig>,
-    pub(crate) links: Vec<LinkName>,
+    /// Each once, in the order in which they were added.
+    pub(crate) links: Vec<Rc<LinkName>>,
+    /// The same, to find one.
+    known: HashSet<Rc<LinkName>>,
 }
 
 impl Graph {
@@ -60,8 +63,13 @@ impl Graph {
     /// Takes an app out, and all links of it. Without effect if there is none of that name.
     pub fn remove(&mut self, name: &str) -> &mut Self {
         self.apps.remove(name);
-        self.links
-            .retain(|link| link.from.app != name && link.to.app != name);
+        self.links.retain(|link| {
+            let stays = link.from.app != name && link.to.app != name;
+            if !stays {
+                self.known.remove(link);
+            }
+            stays
+        });
         self
     }
 
@@ -71,11 +79,15 @@ impl Graph {
     ///
     /// If it isn't written so.
     pub fn link(&mut self, line: &str) -> Result<&mut Self, GraphError> {
-        let link = line.parse()?;
-        if !self.links.contains(&link) {
+        self.add(line.parse()?);
+        Ok(self)
+    }
+
+    fn add(&mut self, link: LinkName) {
+        let link = Rc::new(link);
+        if self.known.insert(link.clone()) {
             self.links.push(link);
         }
-        Ok(self)
     }
 
     /// Adds a link from an app's output to an app's input.
@@ -97,17 +109,18 @@ impl Graph {
     ///
     /// The first wrong line, by number; none is added then.
     pub fn links(&mut self, lines: &str) -> Result<&mut Self, GraphError> {
-        let mut changed = self.clone();
+        let mut new = Vec::new();
         for (index, line) in lines.lines().enumerate() {
             let line = line.split_once('#').map_or(line, |(link, _)| link);
             if !line.trim().is_empty() {
-                changed.link(line).map_err(|source| GraphError::Line {
+                let link = line.parse().map_err(|source| GraphError::Line {
                     number: index + 1,
                     source: Box::new(source),
                 })?;
+                new.push(link);
             }
         }
-        *self = changed;
+        new.into_iter().for_each(|link| self.add(link));
         Ok(self)
     }
 
@@ -118,7 +131,9 @@ impl Graph {
     /// If it isn't written as a link.
     pub fn unlink(&mut self, line: &str) -> Result<&mut Self, GraphError> {
         let link: LinkName = line.parse()?;
-        self.links.retain(|known| *known != link);
+        if self.known.remove(&link) {
+            self.links.retain(|known| **known != link);
+        }
         Ok(self)
     }
 }
@@ -225,6 +240,30 @@ mod tests {
         assert!(graph.links.is_empty());
         graph.links("a.x -> b.y # first\n\na.x -> b.y").unwrap();
         assert_eq!(graph.links.len(), 1);
+    }
+
+    #[test]
+    fn a_link_stands_where_it_was_added_first_and_may_come_back() {
+        let mut graph = Graph::new();
+        let lines = |graph: &Graph| -> Vec<String> {
+            let links = graph.links.iter();
+            links.map(ToString::to_string).collect()
+        };
+        let [first, second, third] = ["b.x -> c.y", "a.x -> b.y", "c.x -> d.y"];
+        for line in [first, second, first, third, second] {
+            graph.link(line).unwrap();
+        }
+        assert_eq!(lines(&graph), [first, second, third]);
+        let before = graph.clone();
+        graph.unlink(first).unwrap().unlink("z.x -> z.y").unwrap();
+        assert_eq!(lines(&graph), [second, third]);
+        graph.link(first).unwrap();
+        assert_eq!(lines(&graph), [second, third, first]);
+        graph.remove("b");
+        assert_eq!(lines(&graph), [third]);
+        graph.links(&[second, third].join("\n")).unwrap();
+        assert_eq!(lines(&graph), [third, second]);
+        assert_eq!(lines(&before), [first, second, third]);
     }
 
     #[test]

@@ -4,6 +4,7 @@
 //! (certificates, cgroups) is looked at when it is used.
 
 mod change;
+mod owners;
 mod ports;
 mod text;
 
@@ -20,6 +21,7 @@ use sandwire_api::policy::CLOUD_METADATA;
 
 pub use ports::{PortRange, Protocol};
 
+use self::owners::Owners;
 use crate::wire::NAME_BYTES_MAX;
 
 /// Where the file is unless told otherwise.
@@ -148,6 +150,8 @@ pub struct Egress {
     pub senders: Vec<Sender>,
     /// What is redirected.
     pub redirects: Vec<Redirect>,
+    /// Whose an address or a cgroup's place is: made of `senders`.
+    owners: Owners,
 }
 
 /// A relay that delivers.
@@ -202,16 +206,14 @@ pub enum Origin {
 }
 
 impl Egress {
-    /// Senders that are known by addresses. The longest prefix comes first, and of two with the same the first in the file: the
-    /// first one that has an address is whose it is.
-    pub(crate) fn senders_by_prefix(&self) -> Vec<(IpNet, &Sender)> {
-        let mut found = Vec::new();
-        for sender in &self.senders {
-            let prefixes = sender.origin.prefixes().iter();
-            found.extend(prefixes.map(|prefix| (*prefix, sender)));
-        }
-        found.sort_by_key(|(prefix, _)| std::cmp::Reverse(prefix.prefix_len()));
-        found
+    /// The sender that has an address, by the longest prefix.
+    pub(crate) fn sender_of(&self, address: IpAddr) -> Option<&Sender> {
+        self.senders.get(self.owners.of_address(address)?)
+    }
+
+    /// The sender whose cgroup has that place.
+    pub(crate) fn sender_at(&self, place: u16) -> Option<&Sender> {
+        self.senders.get(self.owners.of_place(place)?)
     }
 }
 

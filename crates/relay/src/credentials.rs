@@ -7,9 +7,10 @@
 //! any more.
 
 use std::{
+    collections::HashSet,
     fs,
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{Arc, Mutex, PoisonError},
     time::{Duration, SystemTime},
 };
 
@@ -85,6 +86,8 @@ pub struct Credentials {
     not_after: SystemTime,
     client_verifier: Arc<dyn ClientCertVerifier>,
     server_verifier: Arc<WebPkiServerVerifier>,
+    /// Whose certificates they have been found good for already: upon a renewal, all connections ask for the same few.
+    verified: Mutex<HashSet<(Chain, Other)>>,
     /// For TLS connections that we make.
     pub(crate) tls_client: Arc<ClientConfig>,
     /// For TLS connections that we take.
@@ -93,6 +96,32 @@ pub struct Credentials {
     pub(crate) quic_client: Arc<QuicClientConfig>,
     /// The same for QUIC.
     pub(crate) quic_server: Arc<QuicServerConfig>,
+}
+
+impl Credentials {
+    /// Says whether a certificate is signed by these authorities, for who has it. How long, each connection looks at itself.
+    fn verify(&self, chain: &Chain, other: &Other) -> Result<(), String> {
+        let found = (chain.clone(), other.clone());
+        let verified = || self.verified.lock().unwrap_or_else(PoisonError::into_inner);
+        if verified().contains(&found) {
+            return Ok(());
+        }
+        let (leaf, rest) = chain.split_first().ok_or("it has no certificate")?;
+        let now = UnixTime::now();
+        let outcome = match other {
+            Other::Client => self
+                .client_verifier
+                .verify_client_cert(leaf, rest, now)
+                .map(drop),
+            Other::Server(name) => self
+                .server_verifier
+                .verify_server_cert(leaf, rest, name, &[], now)
+                .map(drop),
+        };
+        outcome.map_err(|error| format!("the other relay's certificate: {error}"))?;
+        verified().insert(found);
+        Ok(())
+    }
 }
 
 /// Says whether certificates and key in these files can be used now, as a relay with these callers would use them.
@@ -306,6 +335,7 @@ impl Source {
             not_after,
             client_verifier,
             server_verifier,
+            verified: Mutex::default(),
             quic_client: Arc::new(QuicClientConfig::try_from(client.clone()).map_err(quic)?),
             quic_server: Arc::new(QuicServerConfig::try_from(server.clone()).map_err(quic)?),
             tls_client: client,
@@ -436,8 +466,11 @@ impl ClientCertVerifier for NamedClients {
     }
 }
 
+/// The other end's certificate, and those between it and an authority.
+type Chain = Arc<[CertificateDer<'static>]>;
+
 /// Who is at the other end.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Other {
     Client,
     Server(ServerName<'static>),
@@ -447,7 +480,7 @@ enum Other {
 #[derive(Clone)]
 pub(crate) struct Life {
     store: Store,
-    chain: Arc<[CertificateDer<'static>]>,
+    chain: Chain,
     other: Other,
     number: u64,
     not_after: SystemTime,
@@ -512,19 +545,7 @@ impl Life {
         if credentials.number == self.number {
             return Ok(());
         }
-        let (leaf, rest) = self.chain.split_first().ok_or("it has no certificate")?;
-        let now = UnixTime::now();
-        let verified = match &self.other {
-            Other::Client => credentials
-                .client_verifier
-                .verify_client_cert(leaf, rest, now)
-                .map(drop),
-            Other::Server(name) => credentials
-                .server_verifier
-                .verify_server_cert(leaf, rest, name, &[], now)
-                .map(drop),
-        };
-        verified.map_err(|error| format!("the other relay's certificate: {error}"))?;
+        credentials.verify(&self.chain, &self.other)?;
         self.number = credentials.number;
         Ok(())
     }
@@ -564,6 +585,43 @@ mod tests {
         made_files(folder.path());
         sleep(3 * LOOK).await;
         assert_ne!(store.current().unwrap().number, 0);
+    }
+
+    #[test]
+    fn a_certificate_is_verified_once_by_each_set_of_credentials_and_only_what_holds_is_remembered()
+    {
+        let folder = tempfile::tempdir().unwrap();
+        let files = made_files(folder.path());
+        let chain: Chain = certificates("certificate", &files.certificate)
+            .unwrap()
+            .into();
+        let clients = |name: &'static str| {
+            let names: Clients = Arc::new([ServerName::try_from(name).unwrap()]);
+            watch::Sender::new(names).subscribe()
+        };
+        let source = |name| Source {
+            files: files.clone(),
+            clients: clients(name),
+        };
+        let good = source("host.example").load(1).unwrap();
+        let name = ServerName::try_from("host.example").unwrap();
+        let others = [Other::Client, Other::Server(name)];
+        for _ in 0..2 {
+            for other in &others {
+                good.verify(&chain, other).unwrap();
+            }
+            assert_eq!(good.verified.lock().unwrap().len(), 2);
+        }
+        let of_another_name = source("other.example").load(2).unwrap();
+        made_files(folder.path());
+        let of_another_authority = source("host.example").load(3).unwrap();
+        for other in &others {
+            of_another_authority.verify(&chain, other).unwrap_err();
+        }
+        of_another_name.verify(&chain, &others[0]).unwrap_err();
+        for credentials in [of_another_name, of_another_authority] {
+            assert!(credentials.verified.lock().unwrap().is_empty());
+        }
     }
 
     /// Nothing tells of a clock that was put right but the clock.

@@ -213,7 +213,7 @@ async fn take_tls(
             let secure = Secure {
                 reader: SecureReader::Tls(reader),
                 writer: SecureWriter::Tls(writer),
-                life: caller.life.clone(),
+                life: Some(caller.life.clone()),
                 tcp,
                 quic: None,
             };
@@ -297,8 +297,8 @@ async fn take_quic(
     let incoming = Incoming::Quic(connection.clone());
     // Both notice when the connection has ended; that of datagrams, which says why, decides.
     let datagrams = async {
+        let _channel = Channel(&connection);
         deliver_datagrams(destination, &caller, outgoing, incoming).await;
-        connection.close(quinn::VarInt::from_u32(0), b"");
     };
     tokio::select! {
         // No stream is to be there before its channel is wide, if it may be.
@@ -307,6 +307,15 @@ async fn take_quic(
         _ = async { tokio::join!(streams, datagrams) } => {}
     }
     Ok(())
+}
+
+/// A channel of QUIC. It is closed when this goes, also by a panic: its streams ask nobody else whether its certificate holds.
+struct Channel<'a>(&'a quinn::Connection);
+
+impl Drop for Channel<'_> {
+    fn drop(&mut self) {
+        self.0.close(quinn::VarInt::from_u32(0), b"");
+    }
 }
 
 /// Gives a channel room for all that a host may have unread, for as long as it lasts. A host that has such channels waits until one
@@ -356,7 +365,7 @@ async fn accept_streams(
                     let secure = Secure {
                         reader: SecureReader::Quic(reader),
                         writer: SecureWriter::Quic(writer),
-                        life: caller.life.clone(),
+                        life: None,
                         tcp: None,
                         quic: Some(connection),
                     };

@@ -14,7 +14,7 @@ use tokio::sync::watch;
 
 use self::carried::Carried;
 use crate::{
-    config::{Egress, Limits, Origin, Protocol, Sender},
+    config::{Egress, Limits, Origin, Protocol},
     connection::Books,
     fair::{Bounds, Fair},
     metrics::Metrics,
@@ -52,8 +52,9 @@ impl Host {
         metrics: Arc<Metrics>,
         report: Report,
     ) -> Self {
+        let egress = Arc::new(egress);
         Self {
-            senders: Senders::new(&egress),
+            senders: Senders::new(egress.clone()),
             carried: Carried::default(),
             connections: Fair::new(of_senders(
                 limits.connections_per_sender,
@@ -62,7 +63,7 @@ impl Host {
             flows: Fair::new(of_senders(limits.flows_per_sender, limits.flows)),
             unknown: Fair::new(of_senders(usize::MAX, limits.openings)),
             unread: Fair::new(unread::bounds(&limits, usize::MAX)),
-            egress: watch::Sender::new(egress.into()),
+            egress: watch::Sender::new(egress),
             limits,
             links,
             metrics,
@@ -83,7 +84,7 @@ impl Host {
     /// Goes by another configuration from now on, with the same peers. When this is done, connections that it doesn't
     /// redirect, or to another peer, are reset.
     pub(crate) async fn change(&self, egress: Arc<Egress>) {
-        self.senders.change(&egress);
+        self.senders.change(egress.clone());
         self.egress.send_replace(egress.clone());
         self.carried.judge_anew(&egress).await;
     }
@@ -151,16 +152,8 @@ impl Egress {
     }
 
     fn is_identity(&self, ip: IpAddr) -> bool {
-        let by_prefix = self.senders_by_prefix();
-        let found = by_prefix.iter().find(|(prefix, _)| prefix.contains(&ip));
-        found.is_some_and(|(_, sender)| matches!(sender.origin, Origin::Identity(_)))
-    }
-
-    /// The sender whose cgroup has that place.
-    fn sender_at(&self, place: u16) -> Option<&Sender> {
-        self.senders
-            .iter()
-            .find(|sender| sender.origin.is_at(place))
+        let found = self.sender_of(ip);
+        found.is_some_and(|sender| matches!(sender.origin, Origin::Identity(_)))
     }
 }
 

@@ -33,7 +33,8 @@ use crate::{
 pub(crate) struct Secure {
     pub(crate) reader: SecureReader,
     pub(crate) writer: SecureWriter,
-    pub(crate) life: Life,
+    /// How long it may be used, of one in TLS. A stream of QUIC ends with its channel, and that has a life.
+    pub(crate) life: Option<Life>,
     /// The connection of TCP below it, if there is one, to be asked what it has heard.
     pub(crate) tcp: Option<OwnedFd>,
     /// The connection of QUIC that it is a stream of, if it is one.
@@ -238,7 +239,7 @@ pub(crate) async fn carry(
     reason: impl Future<Output = String>,
 ) -> Result<(), Cut> {
     let buffer_bytes = limits.buffer_bytes;
-    let life = secure.life.clone();
+    let life = secure.life.take();
     let at_most = limits.tcp_unanswered;
     // What this relay holds in TLS doesn't depend on who reads.
     let waiting = matches!(secure.reader, SecureReader::Quic(_)).then_some(&mut waiting);
@@ -256,7 +257,7 @@ pub(crate) async fn carry(
         };
         tokio::select! {
             outcome = both => outcome.map(drop),
-            reason = life.end() => Err(Cut::Other(reason)),
+            reason = ended(life) => Err(Cut::Other(reason)),
             reason = reason => Err(Cut::Other(reason)),
             () = progress.idle(limits.tcp_idle) => {
                 Err(Cut::Other("it was silent for too long".to_owned()))
@@ -285,6 +286,13 @@ async fn of_relay_unanswered(tcp: Option<&OwnedFd>, at_most: Duration) {
     match tcp {
         Some(tcp) => unanswered(tcp, at_most).await,
         // QUIC has a patience of its own.
+        None => pending().await,
+    }
+}
+
+async fn ended(life: Option<Life>) -> String {
+    match life {
+        Some(life) => life.end().await,
         None => pending().await,
     }
 }

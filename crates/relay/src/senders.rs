@@ -13,7 +13,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use ipnet::IpNet;
 use sandwire_api::{client::Client, lease::Lease};
 use tokio::{
     sync::{Notify, watch},
@@ -30,7 +29,8 @@ const REFRESH_MIN: Duration = Duration::from_millis(50);
 
 /// Who has which address.
 pub(crate) struct Senders {
-    fixed: RwLock<Vec<(IpNet, Arc<str>)>>,
+    /// Whose senders come first.
+    egress: RwLock<Arc<Egress>>,
     leases: RwLock<HashMap<IpAddr, Arc<str>>>,
     has_daemon: bool,
     unknown: Mutex<Wanted>,
@@ -39,11 +39,11 @@ pub(crate) struct Senders {
 }
 
 impl Senders {
-    pub(crate) fn new(egress: &Egress) -> Self {
+    pub(crate) fn new(egress: Arc<Egress>) -> Self {
         Self {
-            fixed: RwLock::new(fixed(egress)),
-            leases: RwLock::default(),
             has_daemon: egress.daemon.is_some(),
+            egress: RwLock::new(egress),
+            leases: RwLock::default(),
             unknown: Mutex::default(),
             wanted: Notify::new(),
             rounds: watch::Sender::new(0),
@@ -51,19 +51,18 @@ impl Senders {
     }
 
     /// Goes by the senders of another configuration from now on.
-    pub(crate) fn change(&self, egress: &Egress) {
-        *self.fixed.write().unwrap_or_else(PoisonError::into_inner) = fixed(egress);
+    pub(crate) fn change(&self, egress: Arc<Egress>) {
+        *self.egress.write().unwrap_or_else(PoisonError::into_inner) = egress;
     }
 
     /// Who has an address, as far as is known now.
     pub(crate) fn find(&self, address: IpAddr) -> Option<Arc<str>> {
         let address = address.to_canonical();
-        let fixed = self.fixed.read().unwrap_or_else(PoisonError::into_inner);
-        let found = fixed.iter().find(|(prefix, _)| prefix.contains(&address));
-        if let Some((_, name)) = found {
-            return Some(name.clone());
+        let egress = self.egress.read().unwrap_or_else(PoisonError::into_inner);
+        if let Some(sender) = egress.sender_of(address) {
+            return Some(sender.name.clone());
         }
-        drop(fixed);
+        drop(egress);
         let leases = self.leases.read().unwrap_or_else(PoisonError::into_inner);
         let found = leases.get(&address).cloned();
         drop(leases);
@@ -122,14 +121,6 @@ impl Senders {
             let _ = timeout(REFRESH, self.wanted.notified()).await;
         }
     }
-}
-
-/// Names of a configuration's senders by address.
-fn fixed(egress: &Egress) -> Vec<(IpNet, Arc<str>)> {
-    let by_prefix = egress.senders_by_prefix().into_iter();
-    by_prefix
-        .map(|(prefix, sender)| (prefix, sender.name.clone()))
-        .collect()
 }
 
 fn by_address(leases: &[Lease]) -> HashMap<IpAddr, Arc<str>> {
@@ -197,16 +188,20 @@ impl Drop for Share {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::Config;
+
+    fn egress(senders: &str) -> Arc<Egress> {
+        let text = format!(
+            "[tls]\ncertificate = \"a\"\nkey = \"b\"\nauthorities = \"c\"\n[egress]\ndaemon = \"/nowhere\"\n\
+             [[peer]]\nname = \"p\"\naddress = \"192.0.2.1:1\"\nserver_name = \"p.example\"\n\
+             [[redirect]]\nfrom = [\"10.64.0.0/10\"]\nto = [\"::/0\"]\nvia = \"p\"\n{senders}"
+        );
+        let config = Config::parse(Path::new("relay.toml"), &text).unwrap();
+        config.egress.unwrap().into()
+    }
 
     fn senders() -> Senders {
-        Senders::new(&Egress {
-            listen_port: 1,
-            daemon: Some("/nowhere".into()),
-            seed: 0,
-            peers: Vec::new(),
-            senders: Vec::new(),
-            redirects: Vec::new(),
-        })
+        Senders::new(egress(""))
     }
 
     /// Whether the daemon would be asked now.
@@ -229,6 +224,21 @@ mod tests {
         senders.know(HashMap::from([(second, "web/a7".into())]));
         assert_eq!(senders.find(second).as_deref(), Some("web/a7"));
         assert!(!is_asked(&senders).await);
+    }
+
+    #[test]
+    fn a_configuration_s_senders_come_before_leases_until_another_one_holds() {
+        let senders = senders();
+        let address: IpAddr = "10.64.0.2".parse().unwrap();
+        senders.know(HashMap::from([(address, "web/a7".into())]));
+        let name = || senders.find(address);
+        assert_eq!(name().as_deref(), Some("web/a7"));
+        senders.change(egress(
+            "[[sender]]\nname = \"vm\"\naddresses = [\"10.64.0.0/24\"]\n",
+        ));
+        assert_eq!(name().as_deref(), Some("vm"));
+        senders.change(egress(""));
+        assert_eq!(name().as_deref(), Some("web/a7"));
     }
 
     #[test]

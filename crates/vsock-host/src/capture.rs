@@ -327,17 +327,31 @@ fn wait(shared: &Shared, outputs: &[Output]) {
 impl Output {
     /// Writes what it can; false when this capture is over.
     fn write(&mut self) -> bool {
+        self.write_by(|file, bytes| rustix::io::write(file, bytes))
+    }
+
+    /// Takes from the queue once: who records as fast as a file takes it leaves others their turn.
+    fn write_by(&mut self, mut write: impl FnMut(&File, &[u8]) -> Result<usize, Errno>) -> bool {
         let over = self.sink.over.load(Ordering::Relaxed);
+        let mut has_taken = false;
         loop {
             if self.written == self.taken.len() {
                 self.taken.clear();
                 self.written = 0;
-                std::mem::swap(&mut self.taken, &mut lock(&self.sink.queue));
-                if self.taken.is_empty() {
+                let mut queue = lock(&self.sink.queue);
+                if queue.is_empty() {
+                    drop(queue);
                     return !over && self.reader_is_there();
                 }
+                if std::mem::replace(&mut has_taken, true) {
+                    drop(queue);
+                    // Who has recorded the rest woke nobody unless the queue was empty.
+                    self.sink.wake.wake();
+                    return true;
+                }
+                std::mem::swap(&mut self.taken, &mut queue);
             }
-            match rustix::io::write(&self.file, &self.taken[self.written..]) {
+            match write(&self.file, &self.taken[self.written..]) {
                 Ok(0) => return self.fail(Errno::IO),
                 Ok(written) => self.written += written,
                 Err(Errno::INTR) => {}
@@ -411,6 +425,54 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn who_records_as_fast_as_it_is_written_leaves_others_their_turn() {
+        let wake = Arc::new(Waker::new().expect("an eventfd"));
+        let sink = Arc::new(Sink {
+            snap: 0,
+            queue: Mutex::new(file_header(0)),
+            recorded: AtomicU64::new(0),
+            dropped: AtomicU64::new(0),
+            counters: Arc::default(),
+            over: AtomicBool::new(false),
+            reason: Mutex::new(None),
+            wake: wake.clone(),
+        });
+        let mut output = Output {
+            sink: sink.clone(),
+            file: tempfile::tempfile().expect("a file"),
+            regular: true,
+            taken: Vec::new(),
+            written: 0,
+        };
+        let is_awake = || {
+            let mut polled = [PollFd::new(&*wake, PollFlags::IN)];
+            let is_awake = poll(&mut polled, Some(&timespec(Duration::ZERO))) == Ok(1);
+            wake.clear();
+            is_awake
+        };
+        let mut bytes = 0;
+        for round in 0..3 {
+            let goes_on = output.write_by(|_, piece| {
+                sink.record(&[0; VIRTIO_HEADER], &[]);
+                bytes += piece.len();
+                Ok(piece.len())
+            });
+            assert!(goes_on && is_awake(), "round {round}");
+        }
+        sink.end();
+        let mut pieces = 0;
+        while output.write_by(|_, piece| {
+            pieces += 1;
+            bytes += piece.len();
+            Ok(piece.len())
+        }) {
+            assert!(is_awake());
+        }
+        let record = RECORD_HEADER + MONITOR_HEADER + VIRTIO_HEADER;
+        assert_eq!((pieces, bytes), (1, FILE_HEADER + 3 * record));
+    }
 
     #[test]
     fn what_is_cut_off_is_cut_back_to_whole_records() {

@@ -426,8 +426,44 @@ fn what_waits_for_the_guest_is_not_listed_as_what_came_from_it() {
     });
 }
 
-/// Writes until nothing more is taken.
-fn fill(stream: &mut UnixStream) {
+#[test]
+fn who_waits_for_its_guest_s_memory_goes_on_in_the_end() {
+    let mut lab = Lab::new();
+    let service = lab.path("service");
+    let listener = UnixListener::bind(&service).expect("a service");
+    let limits = Limits {
+        guest_bytes: 64 * 1024,
+        ..Limits::default()
+    };
+    lab.add_with("web", &[&to_unix("1", &service)], limits)
+        .expect("a guest");
+    // Far more than may wait, both ways, before anybody reads.
+    let ends = [(); 20].map(|()| {
+        let mut caller = lab.call("web", 1).expect("a connection");
+        let (mut called, _) = listener.accept().expect("it is passed on");
+        let sent = [fill(&mut caller), fill(&mut called)];
+        [(caller, sent[1]), (called, sent[0])]
+    });
+    let read_to_end = |(mut stream, sent): (UnixStream, usize)| {
+        stream.set_nonblocking(false).expect("to block");
+        let patience = Some(Duration::from_secs(60));
+        stream.set_read_timeout(patience).expect("a time");
+        stream.shutdown(Shutdown::Write).expect("an end");
+        let mut received = Vec::new();
+        stream
+            .read_to_end(&mut received)
+            .expect("all that was sent");
+        assert_eq!(received.len(), sent);
+    };
+    thread::scope(|scope| {
+        for end in ends.into_iter().flatten() {
+            scope.spawn(move || read_to_end(end));
+        }
+    });
+}
+
+/// Writes until nothing more is taken. How many bytes were.
+fn fill(stream: &mut UnixStream) -> usize {
     stream.set_nonblocking(true).expect("not to block");
     let mut taken = 0;
     until("the sockets are full", || {
@@ -438,6 +474,7 @@ fn fill(stream: &mut UnixStream) {
         thread::sleep(Duration::from_millis(20));
         taken == before
     });
+    taken
 }
 
 #[test]

@@ -63,7 +63,7 @@ impl Plan {
     fn of(graph: &Graph) -> Result<Self, ConfigureError> {
         check_ends(graph)?;
         check_shared_ports(graph)?;
-        let mut links = graph.links.clone();
+        let mut links: Vec<LinkName> = graph.links.iter().map(|link| (**link).clone()).collect();
         links.sort();
         let from = ends_of(&links, |link| &link.from);
         let to = ends_of(&links, |link| &link.to);

@@ -2,7 +2,7 @@
 
 use std::{collections::HashSet, path::PathBuf};
 
-use super::{CGROUPS_MAX, Config, Egress, Origin};
+use super::{CGROUPS_MAX, Config, Egress, Origin, Owners};
 
 impl Config {
     /// The first key in which they differ although it is read at the relay's start alone.
@@ -62,6 +62,7 @@ impl Egress {
             };
             taken.insert(*place);
         }
+        self.owners = Owners::new(&self.senders);
         Ok(())
     }
 
@@ -110,6 +111,8 @@ mod tests {
         let mut new = of_cgroups(&["c", "d", "a"]);
         new.keep_places(&former).unwrap();
         assert_eq!(places(&new), [3, 4, 1]);
+        let at_places = [1, 2, 3, 4].map(|place| new.sender_at(place).map(|sender| &*sender.name));
+        assert_eq!(at_places, [Some("a"), None, Some("c"), Some("d")]);
         let mut third = of_cgroups(&["e", "d", "a"]);
         third.keep_places(&new).unwrap();
         assert_eq!(places(&third), [2, 4, 1]);

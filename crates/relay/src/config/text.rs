@@ -12,8 +12,8 @@ use rustls::pki_types::ServerName;
 use serde::Deserialize;
 
 use super::{
-    CGROUPS_MAX, Config, ConfigError, Deliver, Egress, Limits, Origin, Peer, PortRange, Protocol,
-    Redirect, Sender, TlsFiles, Transport, UNREAD_PARTS_MIN, is_name,
+    CGROUPS_MAX, Config, ConfigError, Deliver, Egress, Limits, Origin, Owners, Peer, PortRange,
+    Protocol, Redirect, Sender, TlsFiles, Transport, UNREAD_PARTS_MIN, is_name,
 };
 
 #[derive(Deserialize)]
@@ -443,6 +443,7 @@ fn check_egress(
         daemon: text.daemon.clone(),
         seed: text.seed.unwrap_or(0),
         peers,
+        owners: Owners::new(&senders),
         senders,
         redirects,
     })

@@ -184,7 +184,7 @@ impl Link {
             Secure {
                 reader: SecureReader::Tls(reader),
                 writer: SecureWriter::Tls(writer),
-                life,
+                life: Some(life),
                 tcp,
                 quic: None,
             }
@@ -229,12 +229,12 @@ impl Link {
         };
         let opened = timeout(self.limits.connect, open).await;
         let (connection, (writer, reader)) = opened.map_err(|_| self.absence())??;
-        let credentials = self.store.current()?;
-        let chain = super::quic_chain(&connection);
+        // Without any, the channel is about to end.
+        self.store.current()?;
         Ok(Secure {
             reader: SecureReader::Quic(reader),
             writer: SecureWriter::Quic(writer),
-            life: Life::of_server(&self.store, &credentials, &chain, &self.peer.server_name),
+            life: None,
             tcp: None,
             quic: Some(connection),
         })

@@ -418,15 +418,7 @@ fn certificates_that_are_wrong_expired_or_missing_let_nothing_through() {
                 .in_box("curl -sS --max-time 5 http://198.51.100.7:8080/page")
                 .is_ok()
         });
-        let mut stream = stage.inside_box(|| {
-            TcpStream::connect_timeout(&"198.51.100.7:7".parse().unwrap(), PATIENCE).unwrap()
-        });
-        stream.write_all(b"?").unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        let mut answer = [0; 1];
-        stream.read_exact(&mut answer).unwrap();
-        let cut = stream.read(&mut answer).unwrap_err();
-        assert_eq!(cut.kind(), ErrorKind::ConnectionReset);
+        is_used_until_it_is_cut(&stage);
         // The peer may have been the first to see it.
         wait_for("the host says why", || {
             stage.host_log().contains("has expired")
@@ -451,6 +443,48 @@ fn certificates_that_are_wrong_expired_or_missing_let_nothing_through() {
             refused.contains("private key") && refused.contains("host.key"),
             "{refused}"
         );
+    });
+}
+
+/// Has a connection answered, and waits until it is reset.
+fn is_used_until_it_is_cut(stage: &Stage) {
+    let mut stream = stage.inside_box(|| {
+        TcpStream::connect_timeout(&"198.51.100.7:7".parse().unwrap(), PATIENCE).unwrap()
+    });
+    stream.write_all(b"?").unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    let mut answer = [0; 1];
+    stream.read_exact(&mut answer).unwrap();
+    let cut = stream.read(&mut answer).unwrap_err();
+    assert_eq!(cut.kind(), ErrorKind::ConnectionReset);
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn certificates_that_expire_cut_streams_of_quic_with_their_channel() {
+    lab::run_within(DEADLINE, |_| {
+        let mut stage = Stage::build("quic");
+        stage.start_peer();
+        stage.certify_host("host.example", Duration::from_secs(20));
+        stage.start_host();
+        wait_for("there is a channel", || {
+            stage
+                .in_box("curl -sS --max-time 5 http://198.51.100.7:8080/page")
+                .is_ok()
+        });
+        is_used_until_it_is_cut(&stage);
+        wait_for("the host says why", || {
+            stage.host_log().contains("has expired")
+        });
+        wait_for("the peer says that the channel has ended", || {
+            stage.peer_log().contains("a host's channel has ended")
+        });
+        stage.certify_host("host.example", Duration::from_secs(3600));
+        wait_for("there is a channel again", || {
+            stage
+                .in_box("curl -sS --max-time 5 http://198.51.100.7:8080/page")
+                .is_ok()
+        });
     });
 }
 

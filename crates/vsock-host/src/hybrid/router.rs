@@ -7,6 +7,7 @@
 //! allowed.
 
 mod connection;
+mod starved;
 mod turns;
 mod watch;
 
@@ -25,6 +26,7 @@ use sandwire_rate::{Allowance, Share};
 
 use self::{
     connection::Connection,
+    starved::Starved,
     turns::{Accepts, Turns},
 };
 use super::{pipe::PipePool, relay::COPY_BYTES};
@@ -161,8 +163,7 @@ pub fn spawn(
         deadlines: BTreeSet::new(),
         run: Turns::default(),
         resting: VecDeque::new(),
-        starved: Vec::new(),
-        fed: None,
+        starved: Starved::default(),
         pipes: PipePool::default(),
         scratch: vec![0; COPY_BYTES].into_boxed_slice(),
     };
@@ -196,8 +197,7 @@ struct Router {
     /// Sockets (0 or 1 of a relay) that rest, and until when; see [`watch`].
     resting: VecDeque<(Instant, u64, usize)>,
     /// Relays that wait for what other relays have, and when they try again.
-    starved: Vec<u64>,
-    fed: Option<Instant>,
+    starved: Starved,
     pipes: PipePool,
     scratch: Box<[u8]>,
 }
@@ -247,10 +247,7 @@ impl Router {
             }
             self.pass_deadlines(Instant::now());
             self.end_rests(Instant::now());
-            if self.fed.is_some_and(|at| at <= Instant::now()) {
-                self.fed = None;
-                self.feed();
-            }
+            self.feed(Instant::now());
             self.turns();
         }
     }
@@ -261,7 +258,8 @@ impl Router {
         }
         let first = self.deadlines.first().map(|(at, _)| *at);
         let rest = self.resting.front().map(|(at, ..)| *at);
-        self.fed.into_iter().chain(first).chain(rest).min()
+        let fed = self.starved.next();
+        fed.into_iter().chain(first).chain(rest).min()
     }
 
     /// Does what it was told; false when that was to end.

@@ -3,7 +3,7 @@
 use std::{
     os::fd::OwnedFd,
     sync::{Arc, atomic::Ordering::Relaxed},
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use rustix::{
@@ -33,8 +33,6 @@ use crate::{
     statistics::VmCounters,
 };
 
-/// Pause of relays that found no descriptors, or their guest's memory or everybody's used up.
-const STARVED_PAUSE: Duration = Duration::from_millis(50);
 /// The guest's ports in captures and lists count from here, where Linux has its own unnamed ones too.
 const FIRST_GUEST_PORT: u32 = 1 << 30;
 
@@ -284,17 +282,16 @@ impl Router {
             self.refuse(number, VsockRefusal::Memory);
             return 0;
         };
+        // What it hears of its sockets while it waits is a reason to go on: the other direction may have something to deliver,
+        // and gives back what is lacking.
+        let is_starved = turn == Turn::Starved;
+        self.starved
+            .turned(&connection.vm, number, is_starved, Instant::now());
         match turn {
-            Turn::Idle => {}
+            Turn::Idle | Turn::Starved => {}
             Turn::More => {
                 *queued = true;
                 self.run.push(&connection.vm, number);
-            }
-            Turn::Starved => {
-                *queued = true;
-                self.starved.push(number);
-                self.fed
-                    .get_or_insert_with(|| Instant::now() + STARVED_PAUSE);
             }
             Turn::Over => self.end(number),
         }
@@ -339,6 +336,7 @@ impl Router {
         let Some(Entry::Connection(mut connection)) = self.entries.remove(&number) else {
             return;
         };
+        self.starved.forget(&connection.vm, number, Instant::now());
         let class = connection.route.class();
         let counters = vm.setup.counters.class(class);
         counters.connections.fetch_sub(1, Relaxed);

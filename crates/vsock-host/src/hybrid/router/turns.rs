@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use super::{Entry, Router};
+use super::Router;
 use crate::address::VmKey;
 
 /// Bytes and relays of one guest, until it is the next one's turn. A relay begun is ended, after 1 MiB each way.
@@ -92,15 +92,6 @@ impl Router {
                 turned += 1;
             }
             self.run.put_back(&vm, relays);
-        }
-    }
-
-    /// Relays that waited for what others had go on.
-    pub(super) fn feed(&mut self) {
-        for number in std::mem::take(&mut self.starved) {
-            if let Some(Entry::Connection(connection)) = self.entries.get(&number) {
-                self.run.push(&connection.vm, number);
-            }
         }
     }
 }
