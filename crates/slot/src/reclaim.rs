@@ -64,15 +64,12 @@ pub fn decide(
             None => actions.reclaim.extend(objects_of(instance, pool, number)),
         }
     }
-    let leased: BTreeSet<_> = leases
-        .iter()
-        .map(|lease| (&lease.pool, lease.slot))
-        .collect();
+    let leased: BTreeSet<SlotKey> = leases.iter().map(slot_of).collect();
     for leftover in &inventory.leftovers {
         match owner(instance, plans, leftover) {
             // Nobody else takes away what isn't on the host.
-            Some((pool, number)) if matches!(leftover, Leftover::Child(_)) => {
-                if !leased.contains(&(&pool, number)) {
+            Some(slot) if matches!(leftover, Leftover::Child(_)) => {
+                if !leased.contains(&slot) {
                     actions.reclaim.push(leftover.clone());
                 }
             }
@@ -88,7 +85,7 @@ pub fn decide(
 
     let mut decided = BTreeSet::new();
     for lease in leases {
-        let slot = (lease.pool.clone(), lease.slot);
+        let slot = slot_of(lease);
         if has_child(lease) {
             // Nothing of it is on the host: the inspection looks for it in its namespace.
         } else if pieces.contains(&slot) {
@@ -118,6 +115,10 @@ pub fn decide(
     actions.tear_down.extend(unowned);
     actions.adopt.extend(complete.difference(&decided).cloned());
     actions
+}
+
+fn slot_of(lease: &LeaseRecord) -> SlotKey {
+    (lease.pool.clone(), lease.slot)
 }
 
 fn has_child(lease: &LeaseRecord) -> bool {

@@ -235,9 +235,9 @@ mod tests {
             let aliases = ["sandwire:a:web:1", "sandwire:a:web:2", "sandwire:b:web:1"];
             let [first, second, stranger] = aliases;
             for (name, alias) in [
-                ("one", first),
-                ("two", first),
-                ("three", second),
+                ("tap1", first),
+                ("tap2", first),
+                ("tap3", second),
                 ("stays", stranger),
                 ("others", "somebody's"),
             ] {
@@ -253,7 +253,7 @@ mod tests {
                 result.unwrap();
             }
             let left = lab.run("ip -o link show");
-            for gone in ["one", "two", "three"] {
+            for gone in ["tap1", "tap2", "tap3"] {
                 assert!(!left.contains(&format!(" {gone}:")), "{left}");
             }
             assert!(

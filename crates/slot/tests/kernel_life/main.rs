@@ -544,6 +544,7 @@ fn a_process_with_a_multi_queue_tap_is_named() {
         assert_eq!(network.inspect(&slots[0]).taps[0].used, TapUse::Attached);
         vmm.kill().unwrap();
         vmm.wait().unwrap();
+        assert_eq!(network.tap_holders(&slots[0]), [], "nobody is any more");
         assert_eq!(network.withdraw_taps(&slots[0]).unwrap(), Withdrawal::Free);
     });
 }
