@@ -437,12 +437,8 @@ fn what_is_under_way_is_let_go_at_the_end_or_dropped_and_counted() {
                 "ended: 0 packets under way were released, 10 dropped",
             ),
         ] {
-            let ab = [
-                "va",
-                "vb",
-                "--ab",
-                "match protocol=icmp version=4 delay 30s",
-            ];
+            // Less than the end waits.
+            let ab = ["va", "vb", "--ab", "match protocol=icmp version=4 delay 9s"];
             let mut forwarder = Forwarder::start(&[&ab, flags].concat());
             forwarder.wait_report();
             // Nobody answers within their patience.
