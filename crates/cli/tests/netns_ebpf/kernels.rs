@@ -101,7 +101,12 @@ fn assert_a_life_goes_well(lab: &Lab, world: &mut World) {
         wait_until("the lease has moved", 60 * SECOND, || {
             world.detail(&lease)["data_path"] == data_path
         });
-        assert_none_lost(pinger, &format!("to {data_path}"));
+        // A move waits 10 ms for answers under way, which an emulated guest that has to wait for its processor may exceed once.
+        let pinged = pinger.stop().unwrap();
+        assert!(
+            pinged.sent > 0 && pinged.lost.len() <= 1,
+            "to {data_path}: {pinged:?}"
+        );
         assert_in_touch(&lease, &guest);
     }
     assert_a_port_is_published(world, "moved");
