@@ -75,9 +75,7 @@ pub(crate) fn find_fit(target: &Target, demands: Demands) -> Result<Interface, E
              `clsact` in its place, or take Linux 6.6",
         ));
     }
-    // A lease is impaired by its name, which nobody gives who means an uplink; and to look at all interfaces and routes of a host
-    // with thousands of leases takes long.
-    if demands.is_machines && !demands.force && !demands.is_of_lease {
+    if demands.is_machines && !demands.force {
         refuse_default_route(&mut socket, target, &interface)?;
     }
     Ok(interface)
