@@ -63,8 +63,7 @@ impl Plan {
     fn of(graph: &Graph) -> Result<Self, ConfigureError> {
         check_ends(graph)?;
         check_shared_ports(graph)?;
-        let mut links: Vec<LinkName> = graph.links.iter().map(|link| (**link).clone()).collect();
-        links.sort();
+        let links: Vec<LinkName> = graph.links.iter().cloned().collect();
         let from = ends_of(&links, |link| &link.from);
         let to = ends_of(&links, |link| &link.to);
         let ports: Vec<_> = graph
