@@ -86,8 +86,9 @@ pub struct Credentials {
     not_after: SystemTime,
     client_verifier: Arc<dyn ClientCertVerifier>,
     server_verifier: Arc<WebPkiServerVerifier>,
-    /// Whose certificates they have been found good for already: upon a renewal, all connections ask for the same few.
-    verified: Mutex<HashSet<(Chain, Other)>>,
+    /// Whose certificates they have been found good for already: upon a renewal, all connections ask for the same few. What lies
+    /// between these and an authority isn't kept: who has a good one could send any number of such.
+    verified: Mutex<HashSet<(CertificateDer<'static>, Other)>>,
     /// For TLS connections that we make.
     pub(crate) tls_client: Arc<ClientConfig>,
     /// For TLS connections that we take.
@@ -100,13 +101,13 @@ pub struct Credentials {
 
 impl Credentials {
     /// Says whether a certificate is signed by these authorities, for who has it. How long, each connection looks at itself.
-    fn verify(&self, chain: &Chain, other: &Other) -> Result<(), String> {
-        let found = (chain.clone(), other.clone());
+    fn verify(&self, chain: &[CertificateDer<'static>], other: &Other) -> Result<(), String> {
+        let (leaf, rest) = chain.split_first().ok_or("it has no certificate")?;
+        let found = (leaf.clone(), other.clone());
         let verified = || self.verified.lock().unwrap_or_else(PoisonError::into_inner);
         if verified().contains(&found) {
             return Ok(());
         }
-        let (leaf, rest) = chain.split_first().ok_or("it has no certificate")?;
         let now = UnixTime::now();
         let outcome = match other {
             Other::Client => self
@@ -466,9 +467,6 @@ impl ClientCertVerifier for NamedClients {
     }
 }
 
-/// The other end's certificate, and those between it and an authority.
-type Chain = Arc<[CertificateDer<'static>]>;
-
 /// Who is at the other end.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Other {
@@ -480,7 +478,8 @@ enum Other {
 #[derive(Clone)]
 pub(crate) struct Life {
     store: Store,
-    chain: Chain,
+    /// The other end's certificate, and those between it and an authority.
+    chain: Arc<[CertificateDer<'static>]>,
     other: Other,
     number: u64,
     not_after: SystemTime,
@@ -592,9 +591,7 @@ mod tests {
     {
         let folder = tempfile::tempdir().unwrap();
         let files = made_files(folder.path());
-        let chain: Chain = certificates("certificate", &files.certificate)
-            .unwrap()
-            .into();
+        let chain = certificates("certificate", &files.certificate).unwrap();
         let clients = |name: &'static str| {
             let names: Clients = Arc::new([ServerName::try_from(name).unwrap()]);
             watch::Sender::new(names).subscribe()
@@ -612,6 +609,9 @@ mod tests {
             }
             assert_eq!(good.verified.lock().unwrap().len(), 2);
         }
+        let longer = [&chain[..], &chain[..]].concat();
+        good.verify(&longer, &Other::Client).unwrap();
+        assert_eq!(good.verified.lock().unwrap().len(), 2);
         let of_another_name = source("other.example").load(2).unwrap();
         made_files(folder.path());
         let of_another_authority = source("host.example").load(3).unwrap();

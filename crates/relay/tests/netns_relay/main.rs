@@ -413,11 +413,7 @@ fn certificates_that_are_wrong_expired_or_missing_let_nothing_through() {
         });
         // One that is right, and expires while it is used.
         stage.certify_host("host.example", Duration::from_secs(12));
-        wait_for("the new certificate is taken", || {
-            stage
-                .in_box("curl -sS --max-time 5 http://198.51.100.7:8080/page")
-                .is_ok()
-        });
+        stage.wait_for_a_page("the new certificate is taken");
         is_used_until_it_is_cut(&stage);
         // The peer may have been the first to see it.
         wait_for("the host says why", || {
@@ -430,11 +426,7 @@ fn certificates_that_are_wrong_expired_or_missing_let_nothing_through() {
         );
         // Live again with a new one.
         stage.certify_host("host.example", Duration::from_secs(3600));
-        wait_for("the new certificate is taken", || {
-            stage
-                .in_box("curl -sS --max-time 5 http://198.51.100.7:8080/page")
-                .is_ok()
-        });
+        stage.wait_for_a_page("the new certificate is taken");
         capture.has_nothing_in_the_clear(true);
         stage.kill_host();
         stage.remove_host_key();
@@ -467,11 +459,7 @@ fn certificates_that_expire_cut_streams_of_quic_with_their_channel() {
         stage.start_peer();
         stage.certify_host("host.example", Duration::from_secs(20));
         stage.start_host();
-        wait_for("there is a channel", || {
-            stage
-                .in_box("curl -sS --max-time 5 http://198.51.100.7:8080/page")
-                .is_ok()
-        });
+        stage.wait_for_a_page("there is a channel");
         is_used_until_it_is_cut(&stage);
         wait_for("the host says why", || {
             stage.host_log().contains("has expired")
@@ -480,11 +468,7 @@ fn certificates_that_expire_cut_streams_of_quic_with_their_channel() {
             stage.peer_log().contains("a host's channel has ended")
         });
         stage.certify_host("host.example", Duration::from_secs(3600));
-        wait_for("there is a channel again", || {
-            stage
-                .in_box("curl -sS --max-time 5 http://198.51.100.7:8080/page")
-                .is_ok()
-        });
+        stage.wait_for_a_page("there is a channel again");
     });
 }
 

@@ -412,6 +412,14 @@ impl Stage {
         self.sandbox.path()
     }
 
+    /// Waits until the sandbox is served, upon `what`.
+    pub(crate) fn wait_for_a_page(&self, what: &str) {
+        wait_for(what, || {
+            self.in_box("curl -sS --max-time 5 http://198.51.100.7:8080/page")
+                .is_ok()
+        });
+    }
+
     pub(crate) fn in_box(&self, line: &str) -> Result<String, String> {
         self.sandbox
             .run(line)
