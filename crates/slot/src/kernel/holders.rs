@@ -164,7 +164,11 @@ fn see_all<K: Eq + Hash>(see: impl Fn(&Path) -> Vec<K>) -> HashMap<K, Vec<u32>> 
     let numbers = processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
     for pid in numbers {
         for key in see(&folder_of(pid)) {
-            by_key.entry(key).or_default().push(pid);
+            let found = by_key.entry(key).or_default();
+            // Many of its descriptors may be of one TAP.
+            if found.last() != Some(&pid) {
+                found.push(pid);
+            }
         }
     }
     by_key

@@ -23,6 +23,7 @@
 use std::{
     collections::HashSet,
     net::IpAddr,
+    sync::atomic::Ordering,
     thread,
     time::{Duration, Instant},
 };
@@ -33,9 +34,7 @@ use sandwire_kernel_net::{
     conntrack, interface::InterfaceIndex, netlink::Socket, netns::Home, nft::Batch,
 };
 
-use super::{
-    KernelNetwork, Ordering, Worker, ebpf::Ebpf, filters::Attachment, interfaces, lock, slot_table,
-};
+use super::{KernelNetwork, Worker, ebpf::Ebpf, filters::Attachment, interfaces, lock, slot_table};
 use crate::{error::NetworkError, network::Tenancy, plan::SlotPlan};
 
 /// How long a guest may take to answer a call that came in just before calls went another way. Slower
