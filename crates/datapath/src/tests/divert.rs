@@ -130,15 +130,14 @@ fn diversion(uses_links: bool) -> Diversion {
 /// What ping says once all of its twenty were answered: it leaves before the last answer where the machine is slow.
 fn pings(lab: &Lab, address: &str) -> String {
     let ping = format!("ping -n -q -c 20 -i 0.01 -W 1 {address} || true");
-    let said = (0..20).map(|_| lab.shell(&ping));
-    let mut last = String::new();
-    for said in said {
-        last = said;
-        if last.contains("20 received") {
+    let mut said = lab.shell(&ping);
+    for _ in 1..20 {
+        if said.contains("20 received") {
             break;
         }
+        said = lab.shell(&ping);
     }
-    last
+    said
 }
 
 fn is_reached(lab: &Lab) -> bool {

@@ -330,6 +330,15 @@ mod tests {
     use super::*;
     use crate::control::{Side, State, Way};
 
+    /// A client and what it talks to.
+    fn connected() -> (Client, UnixStream) {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("control.sock");
+        let listener = UnixListener::bind(&path).unwrap();
+        let client = Client::connect(&path).unwrap();
+        (client, listener.accept().unwrap().0)
+    }
+
     fn status(uid: u32) -> Status {
         Status {
             target: Target {
@@ -349,11 +358,7 @@ mod tests {
 
     #[test]
     fn one_owners_targets_are_had_from_a_service_that_can_only_list_all() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("control.sock");
-        let listener = UnixListener::bind(&path).unwrap();
-        let mut client = Client::connect(&path).unwrap();
-        let (mut service, _) = listener.accept().unwrap();
+        let (mut client, mut service) = connected();
         let refused = Response::Refused {
             code: RefusalCode::Invalid,
             message: "that is no request: unknown field `only_of`".to_owned(),
@@ -384,11 +389,7 @@ mod tests {
     /// As of a service that was stopped (SIGSTOP), and goes on.
     #[test]
     fn an_answer_that_came_too_late_is_not_taken_for_the_next() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("control.sock");
-        let listener = UnixListener::bind(&path).unwrap();
-        let mut client = Client::connect(&path).unwrap();
-        let (mut service, _) = listener.accept().unwrap();
+        let (mut client, mut service) = connected();
         let late = client.ask("wait", &Request::Hello, Some(Duration::from_millis(20)));
         assert!(matches!(late, Err(ClientError::Broken { .. })), "{late:?}");
         assert!(late.unwrap_err().is_late());
