@@ -319,7 +319,7 @@ fn group_of(pid: u32) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use std::{
-        io::Write,
+        io::{BufRead, BufReader, Write},
         os::unix::net::{UnixListener, UnixStream},
         thread,
     };
@@ -402,6 +402,9 @@ mod tests {
         thread::scope(|scope| {
             scope.spawn(|| {
                 let (mut called, _) = other.accept().unwrap();
+                // It would be gone before the question otherwise.
+                let mut question = String::new();
+                BufReader::new(&called).read_line(&mut question).unwrap();
                 called.write_all(&answer(8)).unwrap();
             });
             let has_answered = (0..30).any(|_| greet().is_ok());
