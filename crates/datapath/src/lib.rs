@@ -29,7 +29,7 @@ mod used_maps;
 
 pub use error::Error;
 pub use nic::{NicIndex, PolicyIndex};
-pub use open::{Datapath, Opened, Order, Program, Settings, folder_for};
+pub use open::{Datapath, GROUP_PAIRS_MAX, Opened, Order, Program, Settings, folder_for};
 pub use trace::TraceReader;
 pub use uplink::{Defect, FILTER_HANDLE, FILTER_PRIORITY, Uplink, filtered_uplinks};
 

@@ -38,6 +38,11 @@ impl<K: Plain, V: Plain> Table<K, V> {
         })
     }
 
+    /// Why there is no room for so many entries; `None`: there is.
+    pub(crate) fn refuse(&self, entries: usize) -> Option<Error> {
+        (entries > self.entries_max as usize).then(|| self.full())
+    }
+
     pub(crate) fn get(&self, key: &K) -> Result<Option<V>, Error> {
         sys::lookup(self.descriptor.as_fd(), key).map_err(|source| self.failed("look up", source))
     }
@@ -94,15 +99,19 @@ impl<K: Plain, V: Plain> Table<K, V> {
 
     fn failed(&self, operation: &'static str, source: io::Error) -> Error {
         match source.raw_os_error() {
-            Some(libc::E2BIG | libc::ENOSPC) => Error::Full {
-                map: self.name,
-                entries: self.entries_max,
-            },
+            Some(libc::E2BIG | libc::ENOSPC) => self.full(),
             _ => Error::system(
                 operation,
                 format!("an entry of the map {}", self.name),
                 source,
             ),
+        }
+    }
+
+    fn full(&self) -> Error {
+        Error::Full {
+            map: self.name,
+            entries: self.entries_max,
         }
     }
 }

@@ -431,7 +431,8 @@ impl Datapath {
     /// Says which groups may talk to which others: exactly these.
     ///
     /// # Errors
-    /// The map is full, or the kernel refuses. Pairs that are in both the old and the new set never stop.
+    /// There are more than the map has room for: then none is added; or the kernel refuses. What isn't among them stops all
+    /// the same, and pairs that are in both the old and the new set never do.
     pub fn set_group_pairs(&self, pairs: &BTreeSet<(u32, u32)>) -> Result<(), Error> {
         let known = self.group_pairs.entries()?;
         let stale = known
@@ -439,6 +440,9 @@ impl Datapath {
             .filter(|(pair, _)| !pairs.contains(&(pair.from, pair.to)));
         for (pair, _) in stale {
             self.group_pairs.remove(&pair)?;
+        }
+        if let Some(error) = self.group_pairs.refuse(pairs.len()) {
+            return Err(error);
         }
         for (from, to) in pairs.iter().copied() {
             self.group_pairs.set(&GroupPair { from, to }, &1)?;

@@ -47,6 +47,8 @@ const LISTS_LEAST: u32 = 1 << 17;
 const ANSWERS_SHARES: u32 = 32;
 /// While a lease's policy is exchanged there are two of it.
 const POLICIES_PER_NIC: u32 = 2;
+/// Most pairs of groups that may talk: two groups that may are two pairs, one for each direction.
+pub const GROUP_PAIRS_MAX: u32 = 1 << 16;
 
 /// Where our programs stand among others on an uplink.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -366,6 +368,7 @@ pub(crate) fn sizes(settings: &Settings) -> Result<Vec<(&'static str, u32)>, Err
         ("prefixes", settings.prefixes_max),
         // Prefixes with the same rules share a list, and the table takes 16 bytes per entry at once.
         ("rule_lists", (settings.prefixes_max / 4).max(LISTS_LEAST)),
+        ("group_pairs", GROUP_PAIRS_MAX),
         ("answers", settings.answers_max),
         ("answers_crowd", settings.answers_max),
         ("answer_shares", nics),

@@ -30,8 +30,10 @@ use crate::{
 };
 
 pub(crate) mod channels;
+mod checks;
 mod clock;
 mod failure;
+mod groups;
 mod interlude;
 mod power;
 mod traces;
@@ -39,6 +41,7 @@ mod traces;
 pub(crate) use self::{clock::ManualClock, interlude::Interlude, power::Power};
 use self::{
     failure::{defect, failed},
+    groups::Groups,
     traces::NoTraces,
 };
 
@@ -77,7 +80,7 @@ pub(crate) struct KernelState {
     /// How often the policies of many slots were changed at once.
     pub(crate) policy_changes: u32,
     next_policy: u32,
-    pub(crate) group_pairs: BTreeSet<(u32, u32)>,
+    pub(crate) groups: Groups,
     /// Interfaces in others' namespaces, by name of their host end.
     pub(crate) attached: BTreeMap<String, PathBuf>,
     /// Namespaces that there are not.
@@ -107,44 +110,6 @@ pub(crate) struct ModelSlot {
     pub(crate) data_path: DataPath,
     /// What the data path knows of its tenant, if its packets pass.
     pub(crate) tenancy: Option<Tenancy>,
-}
-
-impl KernelState {
-    /// Says whose tenant a slot has, with a policy that must be known.
-    fn set_tenancy(&mut self, slot: &SlotPlan, tenancy: Option<Tenancy>) {
-        let known = |policy: u32| self.policies.contains_key(&policy);
-        let name = &slot.netns_name;
-        if let Some(tenancy) = tenancy
-            && !known(tenancy.policy.0)
-        {
-            let policy = tenancy.policy.0;
-            self.violations
-                .push(format!("{name} has policy {policy}, which is not known"));
-        }
-        if let Some(found) = self.slots.get_mut(name) {
-            found.tenancy = tenancy;
-        }
-    }
-
-    /// Whoever has the slot's addresses next must not be reached by what was published of it.
-    fn check_unpublished(&mut self, slot: &SlotPlan) {
-        let nics = slot.api_nics();
-        let mut own = nics.iter().flat_map(|nic| nic.clone_addresses());
-        if own.any(|own| self.ports.iter().any(|(_, led)| led.contains(&own))) {
-            let name = &slot.netns_name;
-            self.violations
-                .push(format!("{name} torn down while a port leads to it"));
-        }
-    }
-
-    fn check_unused(&mut self, policy: u32) {
-        let uses = |slot: &&ModelSlot| slot.tenancy.is_some_and(|own| own.policy.0 == policy);
-        if let Some(slot) = self.slots.values().find(uses) {
-            let number = slot.number;
-            self.violations
-                .push(format!("policy {policy} removed under slot {number}"));
-        }
-    }
 }
 
 impl Kernel {
@@ -519,8 +484,15 @@ impl Network for ModelNetwork {
         }
     }
 
+    fn group_pairs_max(&self) -> usize {
+        self.kernel.lock().groups.pairs_max
+    }
+
     fn set_group_pairs(&self, pairs: &BTreeSet<(u32, u32)>) -> Result<(), NetworkError> {
-        self.enter("set group pairs")?.group_pairs.clone_from(pairs);
+        let mut state = self.enter("set group pairs")?;
+        let has_memory = !state.failing.contains("add group pairs");
+        state.groups.set(pairs, has_memory)?;
+        drop(state);
         self.leave("set group pairs")
     }
 

@@ -196,10 +196,15 @@ pub trait Network: Send + Sync {
         BTreeMap::new()
     }
 
+    /// How many pairs [`Network::set_group_pairs`] takes.
+    fn group_pairs_max(&self) -> usize {
+        sandwire_datapath::GROUP_PAIRS_MAX as usize
+    }
+
     /// Says which groups of sandboxes may talk to which others: exactly these pairs of numbers.
     ///
     /// # Errors
-    /// There is no room for them.
+    /// There is no room for them, and none was added; or the kernel refuses, and some may have been.
     fn set_group_pairs(&self, pairs: &BTreeSet<(u32, u32)>) -> Result<(), NetworkError> {
         let _ = pairs;
         Ok(())

@@ -16,7 +16,7 @@ use sandwire_testlab::lab;
 
 use super::{NOWHERE, clone_of, nic, open, settings};
 use crate::{
-    Datapath, Error, NicIndex, PolicyIndex, Settings,
+    Datapath, Error, GROUP_PAIRS_MAX, NicIndex, PolicyIndex, Settings,
     abi::{Address, NicFlag, NicState, Policy, PrefixKey},
     policy,
 };
@@ -407,6 +407,37 @@ fn netns_group_pairs_are_exactly_those_that_were_said() {
                 found.iter().map(|(pair, _)| (pair.from, pair.to)).collect();
             assert_eq!(found, pairs);
         }
+    });
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn netns_of_more_group_pairs_than_there_is_room_for_none_is_added() {
+    lab::run(|_| {
+        let datapath = open(&settings());
+        let found = || {
+            let found = datapath.group_pairs.entries().unwrap().into_iter();
+            let pairs = found.map(|(pair, _)| (pair.from, pair.to));
+            pairs.collect::<BTreeSet<(u32, u32)>>()
+        };
+        let most: BTreeSet<(u32, u32)> = (0..GROUP_PAIRS_MAX).map(|group| (group, 7)).collect();
+        datapath.set_group_pairs(&most).unwrap();
+        assert_eq!(found(), most, "as many as there may be");
+        let mut more = most.clone();
+        more.extend([(7, 8), (7, 9)]);
+        let text = datapath.set_group_pairs(&more).unwrap_err().to_string();
+        let expected = "the map group_pairs is full (65536 entries)";
+        assert!(text.starts_with(expected), "{text}");
+        assert_eq!(found(), most);
+        more.remove(&(0, 7));
+        datapath.set_group_pairs(&more).unwrap_err();
+        assert!(
+            !found().contains(&(0, 7)),
+            "who may not talk any more doesn't"
+        );
+        more.remove(&(1, 7));
+        datapath.set_group_pairs(&more).unwrap();
+        assert_eq!(found(), more);
     });
 }
 

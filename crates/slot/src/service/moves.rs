@@ -282,7 +282,7 @@ impl Shared {
         if plan.spec.data_path == DataPath::Nft && !is_moving {
             return Ok(());
         }
-        let held = self.hold_policy(&plan, &plan.spec.policy)?;
+        let held = self.hold_former_policy(&plan, &plan.spec.policy)?;
         let mut state = self.lock();
         // Of an earlier try.
         if let Some(before) = state.pool_mut(name)?.policy.replace(held) {
@@ -297,7 +297,7 @@ impl Shared {
                 .get(&key)
                 .and_then(|lease| lease.record.policy.clone());
             if let Some(policy) = policy {
-                let held = self.hold_policy(&plan, &policy)?;
+                let held = self.hold_former_policy(&plan, &policy)?;
                 self.lock().adopt_policy(&key, held, self.now());
             }
         }

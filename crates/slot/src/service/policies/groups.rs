@@ -12,14 +12,16 @@ use sandwire_api::name::Name;
 use sandwire_datapath::group_number;
 
 use super::{Policies, Shared};
-use crate::error::ServiceError;
+use crate::error::{NetworkError, ServiceError};
 
 /// Names behind the numbers of groups.
 #[derive(Debug, Default)]
 pub(super) struct Groups {
     named: HashMap<u32, Named>,
-    /// Groups that may talk, as the data path was told last: each pair in both directions.
+    /// Groups that may talk by what the data path was told, each pair in both directions. It has no others.
     pairs: BTreeSet<(u32, u32)>,
+    /// Whether it has all of them, which isn't known before it was told after a start, nor when that failed.
+    are_told: bool,
 }
 
 #[derive(Debug)]
@@ -37,6 +39,14 @@ pub(super) struct Membership {
 }
 
 impl Membership {
+    fn new(group: &Name, talks_to: &[Name]) -> Self {
+        let number_of = |name: &Name| group_number(name.as_str());
+        Self {
+            group: number_of(group),
+            talks_to: talks_to.iter().map(number_of).collect(),
+        }
+    }
+
     fn numbers(&self) -> impl Iterator<Item = u32> {
         self.talks_to.iter().copied().chain([self.group])
     }
@@ -67,19 +77,15 @@ impl Groups {
 
     /// Keeps the names of a policy, which were checked.
     pub(super) fn add(&mut self, group: &Name, talks_to: &[Name]) -> Membership {
-        let mut number_of = |name: &Name| {
+        for name in talks_to.iter().chain([group]) {
             let number = group_number(name.as_str());
             let named = self.named.entry(number).or_insert_with(|| Named {
                 name: name.clone(),
                 uses: 0,
             });
             named.uses += 1;
-            number
-        };
-        Membership {
-            group: number_of(group),
-            talks_to: talks_to.iter().map(number_of).collect(),
         }
+        Membership::new(group, talks_to)
     }
 
     /// Forgets the names of a policy that nobody has any more.
@@ -100,8 +106,19 @@ impl Groups {
         of_group.next().is_some()
     }
 
+    fn has_exactly(&self, pairs: &BTreeSet<(u32, u32)>) -> bool {
+        self.are_told && self.pairs == *pairs
+    }
+
+    /// Notes what the data path may have of these, because it failed when it was told.
+    fn may_have(&mut self, pairs: BTreeSet<(u32, u32)>) {
+        self.pairs.extend(pairs);
+        self.are_told = false;
+    }
+
     /// Notes what the data path has.
     fn set_pairs(&mut self, pairs: BTreeSet<(u32, u32)>) {
+        self.are_told = true;
         let before = std::mem::replace(&mut self.pairs, pairs);
         for (number, _) in before {
             let is_unused = self.named.get(&number).is_some_and(|named| named.uses == 0);
@@ -120,26 +137,61 @@ impl Policies {
 }
 
 impl Shared {
-    /// Tells the data path which groups may talk, if that has changed.
+    /// Tells the data path which groups may talk, if that has changed. The auditor tries again what fails.
     pub(in crate::service) fn sync_group_pairs(&self) {
         let _gate = self
             .policies_gate
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        self.tell_group_pairs();
+        if let Err(error) = self.tell_group_pairs() {
+            tracing::error!(%error, "cannot say which groups may talk; trying again");
+        }
     }
 
     /// The same for who holds the gate. Lists are compared without the lock: there may be very many.
-    pub(super) fn tell_group_pairs(&self) {
+    pub(super) fn tell_group_pairs(&self) -> Result<(), NetworkError> {
         let memberships = self.lock().policies.memberships();
         let wanted = pairs_of(&memberships);
-        if wanted == self.lock().policies.groups.pairs {
-            return;
+        if self.lock().policies.groups.has_exactly(&wanted) {
+            return Ok(());
         }
-        match self.network.set_group_pairs(&wanted) {
-            Ok(()) => self.lock().policies.groups.set_pairs(wanted),
-            Err(error) => tracing::error!(%error, "cannot say which groups may talk; trying again"),
+        let told = self.network.set_group_pairs(&wanted);
+        let groups = &mut self.lock().policies.groups;
+        match &told {
+            Ok(()) => groups.set_pairs(wanted),
+            Err(_) => groups.may_have(wanted),
         }
+        told
+    }
+
+    /// Refuses a policy by which more groups would talk than the data path has room for, for who holds the gate. Returns
+    /// whether by it any do that don't yet.
+    pub(super) fn check_group_pairs(
+        &self,
+        group: &Name,
+        talks_to: &[Name],
+    ) -> Result<bool, ServiceError> {
+        if talks_to.is_empty() {
+            return Ok(false);
+        }
+        let mut memberships = self.lock().policies.memberships();
+        let before = pairs_of(&memberships).len();
+        memberships.push(Membership::new(group, talks_to));
+        let (after, most) = (pairs_of(&memberships).len(), self.network.group_pairs_max());
+        // Former versions refused nothing: where there are too many already, others may still become fewer.
+        if after > before.max(most) {
+            return Err(ServiceError::Conflict {
+                operation: "let others talk to",
+                object: format!("group '{group}'"),
+                reason: format!(
+                    "with its talks_to {} pairs of groups would name each other, of {} that the data path has room for: have \
+                     sandboxes that may all talk to each other share a group, with clone_to_clone, or take groups out of talks_to",
+                    after.div_ceil(2),
+                    most / 2
+                ),
+            });
+        }
+        Ok(after > before)
     }
 }
 

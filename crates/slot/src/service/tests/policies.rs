@@ -1,5 +1,7 @@
 //! Policies of pools and leases.
 
+use std::collections::BTreeSet;
+
 use sandwire_api::{pool::PolicySpec, slot::DataPath};
 use sandwire_datapath::group_number;
 
@@ -273,18 +275,153 @@ fn groups_talk_if_each_lists_the_other() {
     }
     set(&slots, "a", Some(policy("red", "blue"))).unwrap();
     assert!(
-        host.kernel.lock().group_pairs.is_empty(),
+        host.kernel.lock().groups.pairs.is_empty(),
         "blue has not agreed"
     );
     set(&slots, "b", Some(policy("blue", "red"))).unwrap();
     set(&slots, "c", Some(policy("green", "red"))).unwrap();
     let (red, blue) = (group_number("red"), group_number("blue"));
     assert_eq!(
-        host.kernel.lock().group_pairs,
+        host.kernel.lock().groups.pairs,
         [(red, blue), (blue, red)].into()
     );
     set(&slots, "a", None).unwrap();
-    assert!(host.kernel.lock().group_pairs.is_empty());
+    assert!(host.kernel.lock().groups.pairs.is_empty());
+}
+
+fn group(own: &str, talks_to: &[&str]) -> PolicySpec {
+    PolicySpec {
+        group: Some(name(own)),
+        ..talking_to(talks_to.iter().copied())
+    }
+}
+
+/// Pairs of these groups, both ways.
+fn pairs<const N: usize>(of: [(&str, &str); N]) -> BTreeSet<(u32, u32)> {
+    let of = of.map(|(one, other)| (group_number(one), group_number(other)));
+    of.into_iter()
+        .flat_map(|(one, other)| [(one, other), (other, one)])
+        .collect()
+}
+
+#[test]
+fn by_no_policy_more_groups_talk_than_there_is_room_for() {
+    let (host, slots) = Host::with_ebpf_pool(4);
+    for lease in ["web:a", "web:b", "web:c"] {
+        slots.take(lease).unwrap();
+    }
+    host.kernel.lock().groups.pairs_max = 2;
+    set(&slots, "a", Some(group("red", &["blue", "green"]))).unwrap();
+    set(&slots, "b", Some(group("blue", &["red"]))).unwrap();
+    let policies = host.policy_count();
+    let assert_red_and_blue = || {
+        assert_eq!(host.kernel.lock().groups.pairs, pairs([("red", "blue")]));
+    };
+    let too_many = group("green", &["red"]);
+    let refused = set(&slots, "c", Some(too_many.clone())).unwrap_err();
+    assert_eq!(refused.code(), ErrorCode::Conflict);
+    assert_eq!(
+        refused.to_string(),
+        "cannot let others talk to group 'green': with its talks_to 2 pairs of groups would name each other, of 1 that the \
+         data path has room for: have sandboxes that may all talk to each other share a group, with clone_to_clone, or take \
+         groups out of talks_to"
+    );
+    assert!(!slots.lease_policy(ROOT, None, &name("c")).unwrap().own);
+    let refused = slots.set_pool_policy(ROOT, &name("web"), too_many.clone());
+    assert_eq!(code(refused), ErrorCode::Conflict);
+    assert_eq!(slots.pools()[0].spec.policy, PolicySpec::default());
+    let mut request = request_of("web:d");
+    request.policy = Some(too_many.clone());
+    assert_eq!(code(slots.acquire(ROOT, &request)), ErrorCode::Conflict);
+    assert_eq!(slots.leases(ROOT).len(), 3);
+    let mut other = spec("db", 0);
+    let addresses = r#"{"plan":"prefix","ipv4":"10.65.0.0/28","ipv6":"fd00:db::/64"}"#;
+    other.addresses = serde_json::from_str(addresses).unwrap();
+    (other.data_path, other.policy) = (DataPath::Ebpf, too_many.clone());
+    assert_eq!(code(slots.create_pool(&other)), ErrorCode::Conflict);
+    assert_eq!(slots.pools().len(), 1);
+    assert_red_and_blue();
+    assert_eq!(host.policy_count(), policies, "nothing was written");
+    // Who names others that don't name it takes no room.
+    set(&slots, "c", Some(group("white", &["red", "blue"]))).unwrap();
+    set(&slots, "a", Some(group("red", &["green"]))).unwrap();
+    set(&slots, "c", Some(too_many)).unwrap();
+    assert_eq!(host.kernel.lock().groups.pairs, pairs([("red", "green")]));
+    host.kernel.assert_unviolated();
+}
+
+/// Former versions refused nothing.
+#[test]
+fn more_groups_that_talk_than_there_is_room_for_stay_and_may_become_fewer() {
+    let (host, slots) = Host::with_ebpf_pool(2);
+    let taken = ["web:a", "web:b"].map(|lease| slots.take(lease).unwrap().lease.slot);
+    set(&slots, "a", Some(group("red", &["blue", "green"]))).unwrap();
+    set(&slots, "b", Some(group("blue", &["red"]))).unwrap();
+    drop(slots);
+    host.kernel.lock().groups.pairs_max = 1;
+    let slots = host.start();
+    for (slot, own) in taken.into_iter().zip(["red", "blue"]) {
+        assert_eq!(host.policy_of(slot).unwrap().group, Some(name(own)));
+    }
+    let pools = slots.pools();
+    assert_eq!(pools[0].last_error, None, "{pools:?}");
+    assert_eq!(host.kernel.lock().groups.pairs, pairs([("red", "blue")]));
+    set(&slots, "a", Some(group("red", &["blue"]))).unwrap();
+    set(&slots, "a", Some(group("red", &["green"]))).unwrap();
+    assert!(host.kernel.lock().groups.pairs.is_empty());
+    let refused = set(&slots, "a", Some(group("red", &["blue"])));
+    assert_eq!(code(refused), ErrorCode::Conflict);
+}
+
+#[test]
+fn groups_that_talk_do_so_while_a_daemon_starts() {
+    let (host, slots) = Host::with_ebpf_pool(4);
+    let talking = [
+        ("a", "red", "blue"),
+        ("b", "blue", "red"),
+        ("c", "black", "white"),
+        ("d", "white", "black"),
+    ];
+    for (lease, own, other) in talking {
+        slots.take(&format!("web:{lease}")).unwrap();
+        set(&slots, lease, Some(group(own, &[other]))).unwrap();
+    }
+    drop(slots);
+    host.kernel.lock().groups.told.clear();
+    let slots = host.start();
+    slots.await_quiet();
+    let all = pairs([("red", "blue"), ("black", "white")]);
+    let told = host.kernel.lock().groups.told.clone();
+    assert_eq!(told, [all], "nothing else meanwhile");
+    drop(slots);
+    // Of a daemon that was killed before it had said that they don't talk any more.
+    let slots = host.start();
+    for (lease, ..) in talking {
+        set(&slots, lease, None).unwrap();
+    }
+    drop(slots);
+    host.kernel.lock().groups.pairs = pairs([("red", "blue")]);
+    let _slots = host.start();
+    assert!(host.kernel.lock().groups.pairs.is_empty());
+}
+
+#[test]
+fn a_policy_whose_groups_can_t_be_told_changes_nothing() {
+    let (host, slots) = Host::with_ebpf_pool(2);
+    slots.take("web:a").unwrap();
+    slots.take("web:b").unwrap();
+    set(&slots, "a", Some(group("red", &["blue"]))).unwrap();
+    let blue = Some(group("blue", &["red"]));
+    host.kernel.fail("add group pairs", true);
+    assert_eq!(code(set(&slots, "b", blue.clone())), ErrorCode::Internal);
+    assert!(!slots.lease_policy(ROOT, None, &name("b")).unwrap().own);
+    host.kernel.fail("add group pairs", false);
+    host.advance_until(&slots, "what it was told of them is gone", |_| {
+        host.kernel.lock().groups.pairs.is_empty()
+    });
+    set(&slots, "b", blue).unwrap();
+    assert_eq!(host.kernel.lock().groups.pairs, pairs([("red", "blue")]));
+    host.kernel.assert_unviolated();
 }
 
 /// Names whose numbers are the same.
