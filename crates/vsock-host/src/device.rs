@@ -20,12 +20,13 @@ use sandwire_rate::{Allowance, Share};
 
 use crate::{
     address::VmKey,
+    callers::Callers,
     capture::Sink,
     connection::{Connection, Key},
     dial::Dial,
     directory::Route,
     front_end::{self, FrontEnd, SharedTransport, Transport, lock},
-    hybrid::handshake::Handshake,
+    hybrid::{callee::Seat, handshake::Handshake},
     limits::Limits,
     packet::Header,
     peer::{Peer, Wrote},
@@ -35,7 +36,6 @@ use crate::{
 };
 
 mod awake;
-mod callers;
 mod context;
 mod from_guest;
 mod growth;
@@ -47,7 +47,6 @@ mod turn;
 mod vmm;
 
 pub use awake::Awake;
-use callers::Callers;
 pub use context::{Context, Scratch};
 use listeners::Listeners;
 pub use token::{MOST_NUMBERS, Token};
@@ -74,6 +73,8 @@ struct Flow {
     class: VsockClass,
     /// Where it leads, if the guest opened it.
     route: Option<Box<Route>>,
+    /// What it has of a called guest whose VMM owns its device; held, not looked at.
+    _seat: Option<Seat>,
     /// What the other side is called.
     name: String,
     /// The sibling that called, if one did.

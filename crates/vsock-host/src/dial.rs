@@ -10,8 +10,9 @@
 //! keeps the deadline ([`crate::limits::Limits::connect_timeout`]) and drops the dial when it is over.
 //!
 //! A full backlog is tried again for as long as the dial lives. A sibling behind a hybrid VMM that isn't
-//! there, or closes without an answer, is tried again for [`SIBLING_PATIENCE`]: it may be booting, or be a
-//! clone that has not yet read its CID. Everything else that refuses has refused.
+//! there is tried again for [`SIBLING_PATIENCE`]: it may be booting. One that closes without an answer, as a VMM says
+//! that its guest has refused, is asked again [`CLOSES`] times, as it may be a clone that has not yet read its CID: each time is
+//! work for that VMM. Everything else that refuses has refused.
 
 use std::{
     io,
@@ -42,9 +43,11 @@ use crate::{
     worker::Command,
 };
 
-/// How long a sibling behind a hybrid VMM is tried again that isn't there or refuses. Less than the two
+/// How long a sibling behind a hybrid VMM is tried again that isn't there. Less than the two
 /// seconds that a Linux guest waits for its own connect.
 pub const SIBLING_PATIENCE: Duration = Duration::from_secs(1);
+/// How often one that closes without an answer is asked again.
+pub const CLOSES: u8 = 2;
 /// Pause before the second attempt; doubled for each further one.
 const PAUSE_FIRST: Duration = Duration::from_millis(5);
 /// Longest pause.
@@ -64,6 +67,8 @@ pub struct Dial {
     answer: Line,
     pause: Duration,
     patience: Instant,
+    /// How often it may still be closed without an answer.
+    closes: u8,
     /// Reports whatever the stage waits for.
     waiting: OwnedFd,
     timer: Option<Timer>,
@@ -127,6 +132,7 @@ impl Dial {
             answer: Line::default(),
             pause: PAUSE_FIRST,
             patience: Instant::now() + SIBLING_PATIENCE,
+            closes: CLOSES,
             waiting,
             timer: None,
         })
@@ -186,7 +192,7 @@ impl Dial {
                     Err(error) => Err(refusal(error)),
                 }
             }
-            Target::HybridVm { socket, port } => {
+            Target::HybridVm { socket, port, .. } => {
                 let (path, port) = (socket.clone(), *port);
                 match self.connect_unix(&path) {
                     Ok(socket) => {
@@ -328,7 +334,7 @@ impl Dial {
         match self.write(&socket) {
             Ok(true) => Ok(Step::On(Stage::Answer(socket))),
             Ok(false) => Ok(Step::Wait(Stage::Asking(socket), Interest::WRITE)),
-            Err(error) => self.try_patiently(refusal(error)),
+            Err(error) => self.ask_again(refusal(error)),
         }
     }
 
@@ -344,12 +350,12 @@ impl Dial {
             Ok(Heard::Partly) => Ok(Step::Wait(Stage::Answer(socket), Interest::READ)),
             Ok(Heard::Line) if is_ok(self.answer.text()) => Ok(Step::On(self.introduction(socket))),
             Ok(Heard::Line | Heard::TooLong) => Err(VsockRefusal::Unreachable),
-            Ok(Heard::End) => self.try_patiently(VsockRefusal::Unreachable),
-            Err(error) => self.try_patiently(refusal(error)),
+            Ok(Heard::End) => self.ask_again(VsockRefusal::Unreachable),
+            Err(error) => self.ask_again(refusal(error)),
         }
     }
 
-    /// Waits and tries again if this is a sibling that may be coming up; else it has refused.
+    /// Waits and tries again if this is a sibling whose VMM may be coming up; else it has refused.
     fn try_patiently(&mut self, refusal: VsockRefusal) -> Result<Step, VsockRefusal> {
         let hybrid = matches!(self.route.target, Target::HybridVm { .. });
         let transient = refusal == VsockRefusal::Unreachable;
@@ -358,6 +364,20 @@ impl Dial {
         } else {
             Err(refusal)
         }
+    }
+
+    /// After a close without an answer: waits and asks once more, a few times, if this is a sibling whose VMM can be asked.
+    fn ask_again(&mut self, refusal: VsockRefusal) -> Result<Step, VsockRefusal> {
+        let Target::HybridVm { callee, .. } = &self.route.target else {
+            return Err(refusal);
+        };
+        if refusal != VsockRefusal::Unreachable || self.closes == 0 {
+            return Err(refusal);
+        }
+        callee.admit_again(&self.route.caller, Instant::now())?;
+        self.closes -= 1;
+        self.pause = PAUSE_MAX;
+        self.try_later()
     }
 
     fn try_later(&mut self) -> Result<Step, VsockRefusal> {

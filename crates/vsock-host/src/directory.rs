@@ -12,14 +12,19 @@ use std::{
     collections::HashMap,
     net::SocketAddr,
     path::{Path, PathBuf},
-    sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard},
+    sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard},
+    time::Instant,
 };
 
 use sandwire_api::vsock::{
     HOST_CID, VsockClass, VsockDestination, VsockPolicy, VsockRefusal, VsockRule, VsockType,
 };
 
-use crate::{address::VmKey, worker::WorkerHandle};
+use crate::{
+    address::VmKey,
+    hybrid::callee::{Callee, Seat},
+    worker::WorkerHandle,
+};
 
 /// Where a connection of a guest leads.
 #[derive(Clone, Debug)]
@@ -39,6 +44,18 @@ impl Route {
     #[must_use]
     pub fn same(&self, other: &Self) -> bool {
         self.peer == other.peer && self.identity == other.identity
+    }
+
+    /// Takes a connection of the guest that it leads to, for as long as what this gives is kept. None where others count:
+    /// the worker of a guest whose device is ours, and services for themselves.
+    ///
+    /// # Errors
+    /// [`VsockRefusal::Unreachable`] where that guest has none for this caller.
+    pub fn seat(&self, now: Instant) -> Result<Option<Seat>, VsockRefusal> {
+        match &self.target {
+            Target::HybridVm { callee, .. } => callee.admit(&self.caller, now).map(Some),
+            _ => Ok(None),
+        }
     }
 
     /// Between whom its connections are.
@@ -75,6 +92,8 @@ pub enum Target {
         socket: PathBuf,
         /// Port in that guest.
         port: u32,
+        /// What its siblings have of it.
+        callee: Arc<Callee>,
     },
     /// A guest whose device is ours.
     LocalVm {
@@ -92,8 +111,8 @@ pub enum Target {
 pub enum Face {
     /// One of our workers.
     Local(WorkerHandle),
-    /// Its VMM.
-    Hybrid,
+    /// Its VMM; what its siblings have of it.
+    Hybrid(Arc<Callee>),
 }
 
 /// A guest, as the directory knows it.
@@ -347,11 +366,12 @@ impl Inner {
                         worker: worker.clone(),
                         port,
                     },
-                    Face::Hybrid => {
+                    Face::Hybrid(callee) => {
                         streams_only?;
                         Target::HybridVm {
                             socket: vm.socket.clone(),
                             port,
+                            callee: callee.clone(),
                         }
                     }
                 };
@@ -402,6 +422,7 @@ fn identity_line(caller: &Placement, port: u32) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::limits::Limits;
 
     fn key(tenant: u32, lease: &str) -> VmKey {
         VmKey {
@@ -413,7 +434,7 @@ mod tests {
     fn vm(tenant: u32, lease: &str, virtual_cid: Option<u32>, rules: &str) -> Placement {
         Placement {
             key: key(tenant, lease),
-            face: Face::Hybrid,
+            face: Face::Hybrid(Arc::new(Callee::new(&Limits::default(), Arc::default()))),
             cid: 3,
             virtual_cid,
             socket: format!("/run/{tenant}.{lease}/vsock.sock").into(),
@@ -445,7 +466,7 @@ mod tests {
         let from = key(1000, "web");
         let route = directory().route(&from, cid, port, VsockType::Stream)?;
         Ok(match route.target {
-            Target::HybridVm { socket, port } => (socket.display().to_string(), port),
+            Target::HybridVm { socket, port, .. } => (socket.display().to_string(), port),
             Target::Unix(path) | Target::OfOwner(path) => (path.display().to_string(), 0),
             other => (format!("{other:?}"), 0),
         })

@@ -4,6 +4,7 @@
 //! the VMM connects to `PATH_PORT`. Firecracker, Cloud Hypervisor and libkrun do so, and our own face for
 //! vhost-user guests does the same for the clients of the host.
 
+pub mod callee;
 pub mod handshake;
 pub mod line;
 pub mod packets;

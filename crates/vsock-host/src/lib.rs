@@ -7,6 +7,7 @@
 pub mod address;
 pub mod bell;
 pub mod budget;
+mod callers;
 pub mod capture;
 pub mod connection;
 pub mod control;

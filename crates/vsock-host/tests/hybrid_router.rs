@@ -230,6 +230,37 @@ fn a_sibling_is_called_by_its_port_and_bytes_with_its_answer_are_not_lost() {
 }
 
 #[test]
+fn callers_leave_each_other_and_the_host_connections_of_a_sibling() {
+    const TO_DB: [&str; 1] = [r#"1 {"kind": "sandbox", "lease": "db", "port": 5}"#];
+    let mut lab = Lab::new();
+    let limits = Limits {
+        connections: 16,
+        ..Limits::default()
+    };
+    lab.add_with("db", &[], limits).expect("a sibling");
+    lab.add("loud", &TO_DB).expect("a guest");
+    lab.add("quiet", &TO_DB).expect("another");
+    vmm(&lab.socket("db"), 5, "OK 9\n", echo);
+    let flood: Vec<UnixStream> = (0..100)
+        .map(|_| lab.call("loud", 1).expect("a call"))
+        .collect();
+    let refused = |vm, reason| lab.counters(vm).refused(reason);
+    until("all are connected or refused", || {
+        lab.counters("loud").snapshot().opened_by_guest == 6
+            && refused("db", VsockRefusal::TooManyConnections) == 94
+            && refused("loud", VsockRefusal::Unreachable) == 94
+    });
+    let mut stream = lab.call("quiet", 1).expect("a call");
+    stream.write_all(b"x").expect("writing");
+    stream.read_exact(&mut [0]).expect("the echo");
+    drop(flood);
+    until("they are gone", || lab.list().len() == 1);
+    let mut stream = lab.call("loud", 1).expect("there is room again");
+    stream.write_all(b"x").expect("writing");
+    stream.read_exact(&mut [0]).expect("the echo");
+}
+
+#[test]
 fn a_sibling_whose_vmm_is_starting_is_tried_again() {
     let mut lab = Lab::new();
     lab.add("db", &[]).expect("a sibling");

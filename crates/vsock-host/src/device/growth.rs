@@ -8,7 +8,8 @@ use std::cmp::min;
 
 use sandwire_api::vsock::VsockType;
 
-use super::{Context, Side, Vm, callers::share};
+use super::{Context, Side, Vm};
+use crate::callers::share;
 
 /// What a stream is promised at first: a packet of the largest kind.
 const FIRST_PROMISE: u32 = 64 * 1024;

@@ -21,7 +21,10 @@ use crate::{
     dial::{Dial, Progress},
     directory::{Route, Target},
     front_end::{Transport, lock},
-    hybrid::handshake::{Asked, Handshake},
+    hybrid::{
+        callee::Seat,
+        handshake::{Asked, Handshake},
+    },
     packet::Header,
     peer::{Framing, Peer},
 };
@@ -35,6 +38,7 @@ struct Draft {
     from_guest: bool,
     class: VsockClass,
     route: Option<Box<Route>>,
+    seat: Option<Seat>,
     name: String,
     caller: Option<Box<VmKey>>,
     marked: bool,
@@ -71,6 +75,7 @@ impl Vm {
         let route = context
             .directory
             .route(&self.key, key.peer_cid, key.peer_port, key.kind)?;
+        let seat = route.seat(context.now)?;
         let dial = Dial::start(&route, key.kind)?;
         let draft = Draft {
             key,
@@ -80,6 +85,7 @@ impl Vm {
             caller: None,
             marked: matches!(route.target, Target::LocalVm { .. }),
             route: Some(Box::new(route)),
+            seat,
         };
         let number = self.insert(draft, Side::Dialing(Box::new(dial)), context)?;
         if let Some(flow) = self.flows.get_mut(number) {
@@ -114,6 +120,7 @@ impl Vm {
             from_guest,
             class,
             route,
+            seat,
             name,
             caller,
             marked,
@@ -133,6 +140,7 @@ impl Vm {
             from_guest,
             class,
             route,
+            _seat: seat,
             name,
             caller,
             marked,
@@ -372,6 +380,7 @@ impl Vm {
                 VsockClass::HostToGuest
             },
             route: None,
+            seat: None,
             name: caller
                 .as_ref()
                 .map_or_else(|| "client".to_owned(), |caller| caller.lease.to_string()),

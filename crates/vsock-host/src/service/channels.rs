@@ -28,7 +28,10 @@ use crate::{
     capture::{Captures, Sink},
     control::{VmSpec, VmTraffic},
     directory::{Directory, DirectoryError, Face, Placement},
-    hybrid::router::{self, HybridSetup, RouterCommand, RouterHandle},
+    hybrid::{
+        callee::Callee,
+        router::{self, HybridSetup, RouterCommand, RouterHandle},
+    },
     lifeline::Lifeline,
     listener::{self, Descriptors, PATH_MAX, listen_at},
     place::{Place, Spot},
@@ -154,17 +157,19 @@ impl Channels {
     ) -> Result<(), ChannelError> {
         let key = spec.key.clone();
         let worker = (spec.kind == VsockKind::VhostUser).then(|| self.idlest());
+        let counters = Arc::new(VmCounters::default());
+        let callee = || Callee::new(&spec.limits, counters.clone());
         self.directory.add(Placement {
             key: key.clone(),
-            face: worker.map_or(Face::Hybrid, |index| {
-                Face::Local(self.workers[index].handle.clone())
-            }),
+            face: match worker {
+                Some(index) => Face::Local(self.workers[index].handle.clone()),
+                None => Face::Hybrid(Arc::new(callee())),
+            },
             cid: spec.cid,
             virtual_cid: spec.virtual_cid,
             socket: spec.stream_socket(),
             policy: spec.policy.clone(),
         })?;
-        let counters = Arc::new(VmCounters::default());
         let remembered = match is_new {
             true => self.state.write(&spec, place),
             false => Ok(()),

@@ -23,7 +23,10 @@ use sandwire_vsock_host::{
     budget::Budget,
     capture::Sink,
     directory::{Directory, Face, Placement},
-    hybrid::router::{self, HybridSetup, RouterCommand, RouterError, RouterHandle},
+    hybrid::{
+        callee::Callee,
+        router::{self, HybridSetup, RouterCommand, RouterError, RouterHandle},
+    },
     lifeline::Lifeline,
     limits::Limits,
     statistics::VmCounters,
@@ -109,16 +112,16 @@ impl Lab {
         limits: Limits,
     ) -> Result<(), RouterError> {
         let key = key(lease);
+        let counters = Arc::new(VmCounters::default());
         let placement = Placement {
             key: key.clone(),
-            face: Face::Hybrid,
+            face: Face::Hybrid(Arc::new(Callee::new(&limits, counters.clone()))),
             cid: 3,
             virtual_cid: None,
             socket: self.socket(lease),
             policy: policy(rules),
         };
         self.directory.add(placement).expect("a place for it");
-        let counters = Arc::new(VmCounters::default());
         self.counters.insert(key.clone(), counters.clone());
         let setup = HybridSetup {
             key,

@@ -13,7 +13,7 @@ use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recv,
     send, socket_with,
 };
-use sandwire_api::vsock::{HOST_CID, VsockKind};
+use sandwire_api::vsock::{HOST_CID, VsockKind, VsockRefusal};
 use sandwire_vsock_guest::{Guest, Kind, Settings};
 use sandwire_vsock_host::control::VmSpec;
 
@@ -128,6 +128,29 @@ fn a_guest_reaches_services_siblings_and_the_host_reaches_it() {
         reading.is_finished()
     });
     assert_eq!(reading.join().expect("reading").expect("the text"), "ssh");
+}
+
+#[test]
+fn a_guest_that_floods_one_behind_a_vmm_leaves_connections_to_its_siblings() {
+    let service = Service::start();
+    let to_fire = [r#"4 {"kind": "sandbox", "lease": "fire", "port": 80}"#];
+    let loud = service.spec("loud", VsockKind::VhostUser, &to_fire);
+    let quiet = service.spec("quiet", VsockKind::Hybrid, &to_fire);
+    let mut fire = service.spec("fire", VsockKind::Hybrid, &[]);
+    fire.limits.connections = 16;
+    for spec in [&loud, &quiet, &fire] {
+        service.client().add_vm(spec.clone()).expect("a guest");
+    }
+    vmm(&fire.stream_socket(), 80, "OK 1024\n", echo);
+    let mut guest = boot(&loud);
+    let held = (0..20).filter(|_| guest.open_stream(4).is_ok()).count();
+    assert_eq!(held, 6, "half of three quarters of 16");
+    let traffic = service.client().traffic(Some(fire.key)).expect("counters");
+    let refused = &traffic[0].traffic.refusals;
+    assert_eq!(refused[&VsockRefusal::TooManyConnections], 14);
+    let mut call = service.call("quiet", 4).expect("a call");
+    call.write_all(b"x").expect("writing");
+    call.read_exact(&mut [0]).expect("the echo");
 }
 
 #[test]

@@ -23,6 +23,7 @@ use crate::{
     dial::{Dial, Progress},
     directory::Route,
     hybrid::{
+        callee::Seat,
         packets::{Operation, Packets},
         pipe::PipePool,
         relay::{Carrier, Direction, Relay, Turn, WIDE_BYTES},
@@ -40,6 +41,8 @@ const FIRST_GUEST_PORT: u32 = 1 << 30;
 pub(super) struct Connection {
     pub(super) vm: VmKey,
     route: Route,
+    /// What it has of a called guest whose VMM owns its device; held, not looked at.
+    _seat: Option<Seat>,
     packets: Packets,
     begun: Instant,
     pub(super) stage: Stage,
@@ -136,9 +139,12 @@ impl Router {
         } else {
             self.directory
                 .route(key, HOST_CID, port, VsockType::Stream)
-                .and_then(|route| Ok((Dial::start(&route, VsockType::Stream)?, route)))
+                .and_then(|route| {
+                    let seat = route.seat(now)?;
+                    Ok((Dial::start(&route, VsockType::Stream)?, route, seat))
+                })
         };
-        let (dial, route) = match begun {
+        let (dial, route, seat) = match begun {
             Ok(begun) => begun,
             Err(refusal) => {
                 vm.setup.counters.refuse(refusal);
@@ -154,6 +160,7 @@ impl Router {
         let connection = Connection {
             vm: key.clone(),
             route,
+            _seat: seat,
             packets,
             begun: now,
             stage: Stage::Dialing {

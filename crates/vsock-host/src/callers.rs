@@ -1,4 +1,4 @@
-//! How many connections of a guest are of each sibling that calls it.
+//! How many connections of a guest are of each sibling that calls it; or how many it has been asked for lately.
 //!
 //! Siblings leave a part to the host's clients and to the guest itself, and each may have no more than it leaves to
 //! the others: however many connections one holds, another can still call.
@@ -12,31 +12,31 @@ const KEPT: u64 = 4;
 
 /// Connections by who called.
 #[derive(Debug, Default)]
-pub(super) struct Callers {
+pub(crate) struct Callers {
     connections: HashMap<VmKey, u32>,
     all: u32,
 }
 
 /// What callers may have of that much.
-pub(super) fn share(all: u64) -> u64 {
+pub(crate) fn share(all: u64) -> u64 {
     all - all / KEPT
 }
 
 impl Callers {
     /// Whether that one may have another connection, of `most` that the guest may have in all.
-    pub(super) fn admits(&self, caller: &VmKey, most: u32) -> bool {
+    pub(crate) fn admits(&self, caller: &VmKey, most: u32) -> bool {
         let held = self.connections.get(caller).copied().unwrap_or(0);
         u64::from(held) + u64::from(self.all) < share(most.into())
     }
 
     /// It has one more.
-    pub(super) fn enter(&mut self, caller: &VmKey) {
+    pub(crate) fn enter(&mut self, caller: &VmKey) {
         *self.connections.entry(caller.clone()).or_default() += 1;
         self.all += 1;
     }
 
     /// It has one less.
-    pub(super) fn leave(&mut self, caller: &VmKey) {
+    pub(crate) fn leave(&mut self, caller: &VmKey) {
         self.all -= 1;
         if let Some(held) = self.connections.get_mut(caller) {
             *held -= 1;
