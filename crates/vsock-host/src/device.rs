@@ -325,6 +325,11 @@ impl Vm {
             flow.peer = Side::Closed;
         }
         let backlog = flow.has_backlog();
+        if let Side::Connected(peer) = &mut flow.peer
+            && (connection.is_established() || connection.is_gone())
+        {
+            peer.shut(connection.shut_peer(backlog));
+        }
         if connection.is_gone() && !(backlog && connection.is_lingering()) {
             return self.forget(number, context);
         }
@@ -334,9 +339,6 @@ impl Vm {
         }
         let mut buffered = 0;
         if let Side::Connected(peer) = &mut flow.peer {
-            if connection.is_established() || connection.is_gone() {
-                peer.shut(connection.shut_peer(backlog));
-            }
             if backlog && !peer.waits_for_room {
                 peer.waits_for_room = true;
                 let token = Token::Flow(self.slot, number);

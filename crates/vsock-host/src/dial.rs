@@ -40,6 +40,7 @@ use crate::{
     place::Spot,
     readiness::{Interest, Timer, timespec},
     socket_file::SocketFile,
+    tcp,
     worker::Command,
 };
 
@@ -262,6 +263,7 @@ impl Dial {
         let socket = self.socket(family).map_err(refusal)?;
         // Each write of a guest is a packet of its own already; holding it back only adds latency.
         sockopt::set_tcp_nodelay(&socket, true).map_err(refusal)?;
+        tcp::reset_when_closed(&socket).map_err(refusal)?;
         let outcome = connect(&socket, &address);
         self.connect_outcome(socket, outcome)
     }

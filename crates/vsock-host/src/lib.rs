@@ -37,5 +37,6 @@ pub mod slab;
 mod socket_file;
 pub mod state;
 pub mod statistics;
+pub mod tcp;
 pub mod timers;
 pub mod worker;

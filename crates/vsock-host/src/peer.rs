@@ -26,7 +26,7 @@ use rustix::{
 };
 
 use self::{receive::receive, spare::Spare, waiting::Waiting};
-use crate::packet::flags;
+use crate::{packet::flags, tcp};
 
 /// How often a descriptor may become writable for nothing until that isn't waited for any more.
 const IDLE_WRITABLE: u8 = 8;
@@ -447,7 +447,7 @@ impl Peer {
         Read::Message
     }
 
-    /// Shuts directions that aren't shut yet: reading, writing.
+    /// Shuts directions that aren't shut yet: reading, writing. The latter is a proper end; without it, a close breaks off.
     pub fn shut(&mut self, (read, write): (bool, bool)) {
         let directions = [
             (read && !self.shut.0, Shutdown::Read),
@@ -458,6 +458,9 @@ impl Peer {
                 // Fails only when the other side has closed, and then there is nothing to shut.
                 let _ = rustix::net::shutdown(&self.fd, direction);
             }
+        }
+        if write && !self.shut.1 {
+            tcp::end_when_closed(&self.fd);
         }
         self.shut = (self.shut.0 || read, self.shut.1 || write);
     }

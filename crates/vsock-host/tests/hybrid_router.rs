@@ -5,7 +5,7 @@ mod hybrid;
 use std::{
     fs::{self, File},
     io::{ErrorKind, Read, Write},
-    net::Shutdown,
+    net::{Shutdown, TcpListener, TcpStream},
     os::unix::net::{UnixListener, UnixStream},
     path::Path,
     sync::{Arc, atomic::Ordering::Relaxed, mpsc},
@@ -112,6 +112,53 @@ fn a_side_that_closed_altogether_ends_the_relay_though_the_other_is_silent() {
     drop(stream);
     until("the relay is gone", || lab.list().is_empty());
     assert_eq!(peer.read(&mut [0; 8]).expect("an end"), 0);
+}
+
+/// TCP is told of what was broken off, and of an end once all has arrived.
+#[test]
+fn a_tcp_service_is_told_of_a_reset_and_of_an_end_for_what_it_is() {
+    const MUCH: usize = 16 << 20;
+    let mut lab = Lab::new();
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a TCP service");
+    let address = listener.local_addr().expect("its address");
+    let rule = format!(r#"7 {{"kind": "tcp", "address": "{address}"}}"#);
+    lab.add("web", &[&rule]).expect("a guest");
+    let open = |lab: &Lab| {
+        let stream = lab.call("web", 7).expect("a connection");
+        let (peer, _) = listener.accept().expect("the service's side");
+        peer.set_read_timeout(Some(hybrid::PATIENCE))
+            .expect("a time-out");
+        (stream, peer)
+    };
+    let assert_reset = |mut peer: TcpStream| {
+        let heard = peer.read_to_end(&mut Vec::new());
+        let heard = heard.map_err(|error| error.kind());
+        assert_eq!(heard, Err(ErrorKind::ConnectionReset));
+    };
+    // A Unix socket that is closed with bytes unread is reset.
+    let (stream, mut peer) = open(&lab);
+    peer.write_all(b"unread").expect("writing");
+    until("it is there", || {
+        lab.counters("web").snapshot().ingress_bytes == 6
+    });
+    drop(stream);
+    assert_reset(peer);
+    let (mut stream, mut peer) = open(&lab);
+    let reader = thread::spawn(move || {
+        // Late, so that much is in the kernel when the guest ends.
+        thread::sleep(Duration::from_millis(50));
+        let mut got = Vec::new();
+        peer.read_to_end(&mut got).map(|_| got.len())
+    });
+    stream.write_all(&vec![1; MUCH]).expect("writing");
+    drop(stream);
+    let got = reader.join().expect("the reader");
+    assert_eq!(got.expect("an end"), MUCH);
+    until("it is gone", || lab.list().is_empty());
+    let (_stream, peer) = open(&lab);
+    until("it is established", || lab.list().len() == 1);
+    lab.set_policy("web", &[]).expect("no rule");
+    assert_reset(peer);
 }
 
 #[test]

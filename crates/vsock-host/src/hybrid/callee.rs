@@ -147,7 +147,9 @@ mod tests {
         let first = flood(&callee, 1, now);
         assert_eq!(first.len(), 384, "half of three quarters of 1023");
         assert_eq!(flood(&callee, 2, now).len(), 192);
-        let all: Vec<Vec<Seat>> = (3..1000).map(|number| flood(&callee, number, now)).collect();
+        let all: Vec<Vec<Seat>> = (3..1000)
+            .map(|number| flood(&callee, number, now))
+            .collect();
         assert!(!all[0].is_empty());
         let held = first.len() + all.iter().map(Vec::len).sum::<usize>();
         assert!(held <= 768, "{held}");

@@ -7,7 +7,7 @@
 //!
 //! An end on one side becomes a shutdown of writing on the other, once all before it is delivered, and the
 //! other direction goes on. A side that takes no more ends its direction alone too: what it had sent before
-//! still arrives.
+//! still arrives. A side that was reset ends both, and TCP is told so by a reset ([`tcp`]).
 
 use std::os::fd::OwnedFd;
 
@@ -17,7 +17,7 @@ use rustix::{
 };
 
 use super::pipe::{PIPE_BYTES, Pipe, PipePool};
-use crate::readiness::Ready;
+use crate::{readiness::Ready, tcp};
 
 /// Bytes of one direction in one turn; then it is another's.
 const TURN_BYTES: usize = 1024 * 1024;
@@ -261,6 +261,7 @@ impl Flow {
             self.give_back(carrier);
             if self.end {
                 let _ = shutdown(&to.socket, Shutdown::Write);
+                tcp::end_when_closed(&to.socket);
                 self.finish(direction, carrier);
                 continue;
             }
@@ -280,8 +281,11 @@ impl Flow {
                 Err(Errno::AGAIN) => from.readable = false,
                 Err(Errno::INTR) => {}
                 Err(Errno::NOMEM | Errno::MFILE | Errno::NFILE) => return Turn::Starved,
-                // A reset: nothing more will come, and it isn't a proper end.
-                Err(_) => self.cut(direction, from, to, carrier),
+                // A reset: nothing more will come, it isn't a proper end, and nothing will be taken.
+                Err(_) => {
+                    from.gone = true;
+                    self.cut(direction, from, to, carrier);
+                }
             }
         }
         Turn::Over
@@ -374,7 +378,10 @@ impl Flow {
             ..Self::default()
         };
         let _ = shutdown(&from.socket, Shutdown::Read);
-        let _ = shutdown(&to.socket, Shutdown::Write);
+        // TCP is told by a reset when its socket is closed; to others there is no other word than that of an end.
+        if !tcp::is_tcp(&to.socket) {
+            let _ = shutdown(&to.socket, Shutdown::Write);
+        }
         self.finish(direction, carrier);
     }
 

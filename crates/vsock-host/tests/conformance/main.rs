@@ -3,6 +3,7 @@
 //! Guests are `vsock-guest`'s, which judge the device by themselves; a test ends with [`host::clean`] where
 //! the guest is a decent one. Nothing here needs a VM, a privilege or the network.
 
+mod aborts;
 mod bulk;
 mod ceilings;
 mod changes;

@@ -265,6 +265,7 @@ fn what_a_guest_sent_before_it_closed_arrives() {
 
 #[test]
 fn rst_from_a_guest_ends_the_peers_connection() {
+    // A Unix socket has no word for it; TCP has, see `aborts`.
     let mut host = Host::new(1);
     let vm = host.vm();
     let mut guest = vm.boot();

@@ -2,7 +2,7 @@
 
 use std::{
     fs::File,
-    io::{Read, Write},
+    io::{ErrorKind, Read, Write},
     net::TcpListener,
     os::unix::net::UnixStream,
     process::{Command, Stdio},
@@ -229,6 +229,35 @@ fn a_service_killed_under_a_guest_is_reconnected_to() {
         .expect("another policy");
     assert_eq!(guest.receive_to_end(socket).unwrap_or_default(), b"");
     guest.open_stream(1).expect_err("no longer allowed");
+}
+
+/// Half of what a guest sends isn't taken for all of it.
+#[test]
+fn a_tcp_service_is_told_that_the_service_was_killed() {
+    let mut service = Service::start();
+    let tcp = TcpListener::bind("127.0.0.1:0").expect("a TCP service");
+    let address = tcp.local_addr().expect("its address");
+    let rule = format!(r#"1 {{"kind": "tcp", "address": "{address}"}}"#);
+    let spec = service.spec("web", VsockKind::VhostUser, &[&rule]);
+    let hybrid = service.spec("fire", VsockKind::Hybrid, &[&rule]);
+    for spec in [&spec, &hybrid] {
+        service.client().add_vm(spec.clone()).expect("a guest");
+    }
+    let mut guest = boot(&spec);
+    let socket = guest.open_stream(1).expect("the service");
+    guest.send(socket, b"x").expect("sending");
+    let (ours, _) = tcp.accept().expect("a connection");
+    let mut call = service.call("fire", 1).expect("a call");
+    call.write_all(b"x").expect("writing");
+    let (routed, _) = tcp.accept().expect("a connection");
+    for mut stream in [&ours, &routed] {
+        stream.read_exact(&mut [0]).expect("reading");
+    }
+    service.kill();
+    for mut stream in [&ours, &routed] {
+        let heard = stream.read(&mut [0]).map_err(|error| error.kind());
+        assert_eq!(heard, Err(ErrorKind::ConnectionReset));
+    }
 }
 
 #[test]
