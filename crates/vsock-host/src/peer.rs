@@ -5,8 +5,8 @@
 //! which cost no credit, [`waiting::MOST_EMPTY`] does.
 //!
 //! Messages (SEQPACKET) are put together before they are sent, and read whole before they go to the guest.
-//! On the host's sockets, each message is one of AF_UNIX; those have no end-of-record mark, so MSG_EOR of a
-//! guest ends there. Between siblings both ends are ours: a byte in front of each message carries the marks.
+//! On the host's sockets, each message is one of AF_UNIX or AF_VSOCK. The former have no end-of-record mark, so MSG_EOR of
+//! a guest ends there; the latter have. Between siblings both ends are ours: a byte in front of each message carries the marks.
 
 mod receive;
 pub mod spare;
@@ -96,6 +96,8 @@ pub struct Peer {
     framing: Framing,
     /// Whether the length of the next message can be asked for.
     tells_length: bool,
+    /// Whether messages are of AF_VSOCK, which has a mark for the end of a record.
+    has_records: bool,
     /// Bytes of a stream that the descriptor didn't take, from `backlog_start` on.
     backlog: Vec<u8>,
     backlog_start: usize,
@@ -124,12 +126,13 @@ impl Peer {
     #[must_use]
     pub fn new(fd: OwnedFd, framing: Framing) -> Self {
         // AF_VSOCK answers a read of no bytes without a look, and Linux 6.1 doesn't let anybody peek there.
-        let tells_length =
-            framing != Framing::Message || sockopt::socket_domain(&fd) != Ok(AddressFamily::VSOCK);
+        let has_records =
+            framing == Framing::Message && sockopt::socket_domain(&fd) == Ok(AddressFamily::VSOCK);
         Self {
             fd,
             framing,
-            tells_length,
+            tells_length: !has_records,
+            has_records,
             backlog: Vec::new(),
             backlog_start: 0,
             messages: Waiting::default(),
@@ -244,8 +247,8 @@ impl Peer {
 
     /// Adds a piece of a message, and sends it if it is whole. `bits` are the packet's.
     pub fn write_message(&mut self, pieces: &[libc::iovec], bits: u32) -> Wrote {
-        if self.assembling.is_empty() && self.framing == Framing::MarkedMessage {
-            self.assembling.push(0);
+        if self.assembling.is_empty() {
+            self.assembling.resize(self.mark_bytes(), 0);
         }
         for piece in pieces {
             append(&mut self.assembling, piece, 0);
@@ -254,9 +257,9 @@ impl Peer {
             return Wrote::Bytes(0);
         }
         let mut message = std::mem::take(&mut self.assembling);
-        if self.framing == Framing::MarkedMessage {
+        if let Some(mark) = message[..self.mark_bytes()].first_mut() {
             let marks = flags::END_OF_MESSAGE | flags::END_OF_RECORD;
-            message[0] = u8::try_from(bits & marks).expect("two bits");
+            *mark = u8::try_from(bits & marks).expect("two bits");
         }
         if !self.messages.is_empty() {
             return self.keep_message(&message);
@@ -274,7 +277,13 @@ impl Peer {
         self.assembling.len().saturating_sub(self.mark_bytes())
     }
 
+    /// Bytes in front of a message that is to be sent.
     fn mark_bytes(&self) -> usize {
+        usize::from(self.framing == Framing::MarkedMessage || self.has_records)
+    }
+
+    /// Those of them that are sent.
+    fn sent_mark_bytes(&self) -> usize {
         usize::from(self.framing == Framing::MarkedMessage)
     }
 
@@ -289,12 +298,18 @@ impl Peer {
 
     /// Sends a message; its payload.
     fn send_message(&self, message: &[u8]) -> Result<u32, Errno> {
+        let kept = self.mark_bytes() - self.sent_mark_bytes();
+        let ends_record = message[..kept]
+            .iter()
+            .any(|mark| u32::from(*mark) & flags::END_OF_RECORD != 0);
+        let message = &message[kept..];
         let piece = libc::iovec {
             iov_base: message.as_ptr().cast_mut().cast(),
             iov_len: message.len(),
         };
-        let sent = send(self.fd.as_fd(), &[piece])?;
-        Ok(u32::try_from(sent - self.mark_bytes()).expect("a message is far smaller"))
+        let bits = if ends_record { libc::MSG_EOR } else { 0 };
+        let sent = send_with(self.fd.as_fd(), &[piece], bits)?;
+        Ok(u32::try_from(sent - self.sent_mark_bytes()).expect("a message is far smaller"))
     }
 
     /// Passes on what waits, as far as the descriptor takes it, and `turn`, in messages: a reader that is as quick as we are would
@@ -411,7 +426,7 @@ impl Peer {
         }
         let flags = RecvFlags::PEEK | RecvFlags::TRUNC | RecvFlags::DONTWAIT;
         let (_, length) = self.ask(|fd| recv(fd, &mut [0; 0], flags))?;
-        Ok(length.saturating_sub(self.mark_bytes()))
+        Ok(length.saturating_sub(self.sent_mark_bytes()))
     }
 
     /// Reads a message of at most `most` bytes into [`Self::outgoing`], if it is no longer than `room`.
@@ -423,24 +438,26 @@ impl Peer {
                 Err(error) => return failed_read(error),
             }
         }
-        let room = most + self.mark_bytes();
+        let room = most + self.sent_mark_bytes();
         scratch.clear();
         scratch.reserve(room);
-        let (read, truncated, credentials) = match self.ask(|fd| receive(fd, scratch, room)) {
+        let received = match self.ask(|fd| receive(fd, scratch, room)) {
             Ok(received) => received,
             Err(error) => return failed_read(error),
         };
-        if truncated {
+        if received.is_truncated {
             return Read::TooLong;
         }
+        let is_nothing = scratch.is_empty();
         let marks = match self.framing {
-            Framing::MarkedMessage if read == 0 => return self.end_of_messages(),
+            Framing::MarkedMessage if is_nothing => return self.end_of_messages(),
             Framing::MarkedMessage => u32::from(scratch[0]),
-            _ if read == 0 && !credentials => return self.end_of_messages(),
+            _ if is_nothing && !received.has_credentials => return self.end_of_messages(),
+            _ if received.ends_record => flags::END_OF_RECORD,
             _ => 0,
         };
         self.outgoing = Some(Outgoing {
-            bytes: scratch[self.mark_bytes()..].to_vec(),
+            bytes: scratch[self.sent_mark_bytes()..].to_vec(),
             sent: 0,
             marks: flags::END_OF_MESSAGE | marks & flags::END_OF_RECORD,
         });
@@ -520,6 +537,15 @@ fn iovec_count(pieces: &[libc::iovec]) -> libc::c_int {
 
 /// Sends, without a signal if nobody receives.
 fn send(fd: BorrowedFd<'_>, pieces: &[libc::iovec]) -> Result<usize, Errno> {
+    send_with(fd, pieces, 0)
+}
+
+/// The same, with further flags.
+fn send_with(
+    fd: BorrowedFd<'_>,
+    pieces: &[libc::iovec],
+    bits: libc::c_int,
+) -> Result<usize, Errno> {
     // SAFETY: all zeros are a valid message header, without a name, pieces or control data.
     let mut message: libc::msghdr = unsafe { MaybeUninit::zeroed().assume_init() };
     message.msg_iov = pieces.as_ptr().cast_mut();
@@ -530,7 +556,7 @@ fn send(fd: BorrowedFd<'_>, pieces: &[libc::iovec]) -> Result<usize, Errno> {
         libc::sendmsg(
             fd.as_raw_fd(),
             &raw const message,
-            libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT,
+            libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT | bits,
         )
     };
     usize::try_from(sent).map_err(|_| last_error())

@@ -4,13 +4,14 @@
 //! host has behind its AF_VSOCK. The service is a socket of that kernel.
 
 use std::{
-    io::{ErrorKind, Read, Write},
+    io::{ErrorKind, IoSliceMut, Read, Write},
     net::Shutdown,
     os::unix::net::UnixStream,
     thread,
     time::Duration,
 };
 
+use rustix::net::{RecvAncillaryBuffer, RecvFlags, RecvMsg, ReturnFlags, SendFlags, recvmsg, send};
 use sandwire_testlab::{
     guest::kernel::Series,
     lab::{self, Lab},
@@ -95,11 +96,12 @@ fn from_our_device(guest: &mut Guest, sent: &[u8]) {
     guest.close(socket).unwrap();
 
     let socket = guest.open(Kind::Seqpacket, 2, 5001).unwrap();
-    for length in [1, 4096, 65_536, 60_001] {
+    for (length, record) in [(1, true), (4096, false), (65_536, true), (60_001, false)] {
         let message = &sent[..length];
-        guest.send_message(socket, message, true).unwrap();
-        let (back, _) = guest.receive_message(socket).unwrap().unwrap();
+        guest.send_message(socket, message, record).unwrap();
+        let (back, ends_record) = guest.receive_message(socket).unwrap().unwrap();
         assert!(back == message, "{length} bytes came back otherwise");
+        assert_eq!(ends_record, record, "{length} bytes");
     }
     guest.close(socket).unwrap();
     assert!(guest.open_stream(5002).is_err(), "nobody is there");
@@ -165,10 +167,29 @@ fn repeat(mut socket: Socket) {
     socket.write_all(&heard).unwrap();
 }
 
-fn repeat_messages(mut socket: Socket) {
+/// With the mark for the end of a record where it came with one.
+fn repeat_messages(socket: Socket) {
     let mut message = vec![0; 1 << 18];
-    while let Ok(length @ 1..) = socket.read(&mut message) {
-        assert_eq!(socket.send(&message[..length]).unwrap(), length);
+    loop {
+        let received = recvmsg(
+            &socket,
+            &mut [IoSliceMut::new(&mut message)],
+            &mut RecvAncillaryBuffer::default(),
+            RecvFlags::empty(),
+        );
+        let Ok(RecvMsg {
+            bytes: length @ 1..,
+            flags,
+            ..
+        }) = received
+        else {
+            return;
+        };
+        let mark = match flags.contains(ReturnFlags::EOR) {
+            true => SendFlags::EOR,
+            false => SendFlags::empty(),
+        };
+        assert_eq!(send(&socket, &message[..length], mark).unwrap(), length);
     }
 }
 

@@ -10,13 +10,22 @@ use rustix::io::Errno;
 
 use super::last_error;
 
-/// Receives a message of at most `room` bytes: its length, whether it was longer, whether it came with
-/// credentials.
+/// What came along with a message.
+pub(super) struct Received {
+    /// It was longer.
+    pub(super) is_truncated: bool,
+    /// Who sent it.
+    pub(super) has_credentials: bool,
+    /// The mark for the end of a record.
+    pub(super) ends_record: bool,
+}
+
+/// Receives a message of at most `room` bytes.
 pub(super) fn receive(
     fd: BorrowedFd<'_>,
     buffer: &mut Vec<u8>,
     room: usize,
-) -> Result<(usize, bool, bool), Errno> {
+) -> Result<Received, Errno> {
     const CONTROL: usize = 64;
     const { assert!(CONTROL >= size_of::<libc::cmsghdr>() + size_of::<libc::ucred>()) };
     let mut control = [0_u64; CONTROL / size_of::<u64>()];
@@ -43,11 +52,11 @@ pub(super) fn receive(
     close_descriptors(&message);
     // SAFETY: the kernel has written that many bytes, at most `room`.
     unsafe { buffer.set_len(received) };
-    Ok((
-        received,
-        message.msg_flags & libc::MSG_TRUNC != 0,
-        message.msg_controllen != 0,
-    ))
+    Ok(Received {
+        is_truncated: message.msg_flags & libc::MSG_TRUNC != 0,
+        has_credentials: message.msg_controllen != 0,
+        ends_record: message.msg_flags & libc::MSG_EOR != 0,
+    })
 }
 
 /// Closes descriptors that a client sent along; nobody here wants them.

@@ -205,6 +205,30 @@ fn a_message_whose_length_is_unknown_waits_for_room_for_any() {
     }
 }
 
+/// Of AF_VSOCK, for which this pair stands in: what is said beside a message isn't part of it.
+#[test]
+fn a_mark_that_the_kernel_carries_is_in_no_message_however_long_it_waits() {
+    let (mut peer, theirs) = pair(SocketType::SEQPACKET, Framing::Message);
+    peer.has_records = true;
+    let record = flags::END_OF_MESSAGE | flags::END_OF_RECORD;
+    let mut sent = 0_u16;
+    while peer.messages.bytes() < 10 * 4 {
+        let message = sent.to_le_bytes();
+        let wrote = peer.write_message(&[piece(&message[..1])], 0);
+        assert_eq!((wrote, peer.assembled()), (Wrote::Bytes(0), 1));
+        let wrote = peer.write_message(&[piece(&message[1..])], record);
+        let waits = peer.has_backlog();
+        assert_eq!(wrote, Wrote::Bytes(if waits { 0 } else { 2 }));
+        sent += 1;
+    }
+    assert_eq!(peer.waiting(), 2 * 10);
+    for number in 0..sent {
+        assert_eq!(received(&theirs, 8), number.to_le_bytes());
+        peer.flush(&mut 1024, &mut Spare::default());
+    }
+    assert_eq!((peer.waiting(), peer.buffered()), (0, 0));
+}
+
 #[test]
 fn siblings_keep_the_marks() {
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
