@@ -34,6 +34,7 @@ const DOCUMENTS: &str = "usr/share/doc/sandwire";
 const FOLDERS: &[(&str, &[&str], &str)] = &[
     ("packaging/systemd", &["service"], "usr/lib/systemd/system"),
     ("packaging/systemd", &["network"], "usr/lib/systemd/network"),
+    ("packaging/sysusers.d", &["conf"], "usr/lib/sysusers.d"),
     (
         "packaging/NetworkManager",
         &["conf"],

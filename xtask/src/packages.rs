@@ -78,6 +78,11 @@ const PACKAGES: &[Package] = &[
         "puts the Debian package together",
     ),
     package(
+        "systemd",
+        Sign::Program("systemd-sysusers"),
+        "makes the package's user in its tests",
+    ),
+    package(
         "python3",
         Sign::Program("python3"),
         "plays the applications in the tests of identities",

@@ -28,6 +28,18 @@ const SERVICES: [(&str, &str); 3] = [
     ),
 ];
 
+/// The user of the service for vsock, and what makes it where the guest's own start doesn't.
+const USERS: [(&str, &str); 2] = [
+    (
+        "/usr/lib/sysusers.d/sandwire.conf",
+        include_str!("../../../packaging/sysusers.d/sandwire.conf"),
+    ),
+    (
+        "/etc/systemd/system/sandwire-vsock.service.d/user.conf",
+        "[Service]\nExecStartPre=+/usr/bin/systemd-sysusers sandwire.conf\n",
+    ),
+];
+
 /// Files for networkd: what is installed, and one of the host's own that takes every interface.
 const NETWORKS: [(&str, &str); 3] = [
     (
@@ -214,6 +226,10 @@ say impair-stopped "$(systemctl is-active sandwire-impair)"
 
 say vsock-active "$(systemctl is-active sandwire-vsock)"
 vsock=$(pid sandwire-vsock)
+say vsock-effective "$(capability CapEff sandwire-vsock) $(capability CapBnd sandwire-vsock)"
+user=$(sed -n 's/^sandwire-vsock:[^:]*:\([0-9]*:[0-9]*\):.*/\1/p' /etc/passwd)
+runs_as=$(capability Uid sandwire-vsock | cut -f 2):$(capability Gid sandwire-vsock | cut -f 2)
+[ -n "$user" ] && [ "$runs_as" = "$user" ] && say vsock-user its-own || say vsock-user "$runs_as, not $user"
 sandwire acquire web two --vsock
 say vsock-socket "$(ls /run/sandwire/vsock/web.*/vhost.sock | grep -c vhost)"
 say vsock-listed "$(sandwire --json vsock list two --channels | tr -d ' ' | grep -c '"attached":false')"
@@ -252,6 +268,9 @@ fn the_units_work_under_their_own_settings() {
         for (name, text) in SERVICES {
             let path = format!("/etc/systemd/system/{name}.service");
             additions.push(Addition::text(&path, text));
+        }
+        for (path, text) in USERS {
+            additions.push(Addition::text(path, text));
         }
         additions.push(Addition::text("/etc/sandwire/relay.toml", RELAY));
         for (name, text) in WITH_IDENTITY {
@@ -314,12 +333,7 @@ fn the_units_work_under_their_own_settings() {
         assert_eq!(check("taps"), "10 \"used\":\"unused\"");
         check_relay(&check);
         check_impair(&check);
-        assert_eq!(check("vsock-active"), "active");
-        assert_eq!(check("vsock-socket"), "1");
-        assert_eq!(check("vsock-listed"), "1");
-        assert_eq!(check("vsock-again"), "1", "not after the daemon's restarts");
-        assert_eq!(check("vsock-same"), "yes", "it is another process");
-        assert_eq!(check("vsock-left"), "0");
+        check_vsock(&check);
         assert_eq!(check("restarted"), "1");
         assert_eq!(check("adopted"), "yes");
         assert_eq!(check("stopped"), "inactive");
@@ -341,6 +355,18 @@ fn check_relay<'a>(check: &impl Fn(&str) -> &'a str) {
     let stopped = format!("inactive {}", check("relay-steers"));
     assert_eq!(check("relay-stopped"), stopped, "what is redirected leaves");
     assert_eq!(check("relay-cleared"), "0");
+}
+
+fn check_vsock<'a>(check: &impl Fn(&str) -> &'a str) {
+    assert_eq!(check("vsock-active"), "active");
+    let none = "0000000000000000";
+    assert_eq!(check("vsock-effective"), format!("{none} {none}"));
+    assert_eq!(check("vsock-user"), "its-own");
+    assert_eq!(check("vsock-socket"), "1");
+    assert_eq!(check("vsock-listed"), "1");
+    assert_eq!(check("vsock-again"), "1", "not after the daemon's restarts");
+    assert_eq!(check("vsock-same"), "yes", "it is another process");
+    assert_eq!(check("vsock-left"), "0");
 }
 
 fn check_impair<'a>(check: &impl Fn(&str) -> &'a str) {

@@ -1,13 +1,13 @@
 //! Giving up what the service doesn't need.
 //!
 //! Once its folder and its control socket are there, it needs no right but to reach the sockets that policies
-//! name. Descriptors are what bounds the number of connections, so that limit is raised first.
+//! name: those of a user of its own, or, where it stays root, the one that stands above files' modes. Descriptors are what bounds the number of connections, so that limit is raised first.
 
 use std::{fs, io};
 
 use rustix::{
     process::{Resource, Rlimit, getrlimit, setrlimit},
-    thread::set_no_new_privs,
+    thread::{CapabilitySet, CapabilitySets, capabilities, set_capabilities, set_no_new_privs},
 };
 
 /// Why privileges aren't as they should be.
@@ -62,6 +62,34 @@ pub fn become_user(user: u32, group: u32) -> Result<(), PrivilegeError> {
         libc::setresuid(user, user, user)
     })?;
     Ok(())
+}
+
+/// Gives up every capability but the one by which root reaches sockets of other users' services and VMMs, for good. Whoever
+/// hasn't that one keeps none. To be called before threads are started, since it is the calling thread's.
+///
+/// # Errors
+/// The kernel refuses.
+pub fn keep_only_access() -> Result<(), PrivilegeError> {
+    let refused = |operation: &str| {
+        let operation = operation.to_owned();
+        move |error: rustix::io::Errno| PrivilegeError {
+            operation,
+            source: error.into(),
+        }
+    };
+    let now = capabilities(None).map_err(refused("read the capabilities"))?;
+    // Nobody else may, nor gets any by executing something.
+    if now.effective.contains(CapabilitySet::SETPCAP) {
+        drop_bounding_set()?;
+    }
+    let kept = now.permitted & CapabilitySet::DAC_OVERRIDE;
+    let sets = CapabilitySets {
+        effective: kept,
+        permitted: kept,
+        // Ambient ones go with these.
+        inheritable: CapabilitySet::empty(),
+    };
+    set_capabilities(None, sets).map_err(refused("drop capabilities"))
 }
 
 /// No program that is executed, now or by mistake later, gets more rights than this one has.

@@ -48,7 +48,7 @@ pub struct Settings {
     pub folder: PathBuf,
     /// Threads that serve vhost-user guests; as many as processors, up to four, without.
     pub threads: Option<usize>,
-    /// User and group to become after the start. Without, it stays who it is.
+    /// User and group to become after the start. Without, it stays who it is, with CAP_DAC_OVERRIDE alone where it is root.
     pub user: Option<(u32, u32)>,
     /// How long a worker looks for work before it sleeps.
     pub busy_poll: Duration,
@@ -143,6 +143,7 @@ pub fn run(settings: &Settings) -> Result<(), ServiceError> {
     if let Some((user, group)) = settings.user {
         privileges::become_user(user, group)?;
     }
+    privileges::keep_only_access()?;
     privileges::renounce_new_privileges()?;
     let state = State::new(memory);
     let (vms, unreadable) = state.read()?;

@@ -51,6 +51,9 @@ echo '[vsock]' >> /etc/sandwire/sandwire.toml
 echo 'enabled = true' >> /etc/sandwire/sandwire.toml
 systemctl enable --now sandwire-vsock sandwire
 say enabled "$(state sandwire) $(state sandwire-vsock)"
+user() { sed -n 's/^sandwire-vsock:[^:]*:\([0-9]*\):.*/\1/p' /etc/passwd; }
+runs_as() { sed -n 's/^Uid:[[:space:]]*[0-9]*[[:space:]]*\([0-9]*\).*/\1/p' /proc/$(pid sandwire-vsock)/status; }
+[ "$(user)" -gt 0 ] && [ "$(runs_as)" = "$(user)" ] && say user its-own || say user "$(runs_as), not $(user)"
 sandwire pool create web --size 2 --ipv4 10.64.0.0/24 --ipv6 fd00:c10e::/64 --wait
 sandwire acquire web one
 lease() { sandwire --json show one | grep -o '"clone_address":[^,}]*' | tr -d '\n '; }
@@ -135,6 +138,7 @@ fn dpkg_installs_exchanges_removes_and_purges_under_a_sandbox() {
         assert_eq!(check("installed"), "0");
         assert_eq!(check("after-installing"), "inactive disabled");
         assert_eq!(check("enabled"), "active active");
+        assert_eq!(check("user"), "its-own");
         assert_eq!(check("lease").matches("clone_address").count(), 2);
         check_exchange(&check);
         check_removal(&check);

@@ -72,6 +72,7 @@ fn the_package_has_what_a_host_needs_for_everybody_to_read() {
         "usr/lib/NetworkManager/conf.d/10-sandwire.conf",
         "usr/lib/systemd/network/10-sandwire.network",
         "usr/lib/systemd/network/10-sandwire-shared.network",
+        "usr/lib/sysusers.d/sandwire.conf",
         "usr/share/doc/sandwire/README.md",
         "usr/share/doc/sandwire/copyright",
         "usr/share/doc/sandwire/docs/operate.md",
@@ -153,6 +154,15 @@ fn a_removal_keeps_what_a_purge_needs_and_a_purge_leaves_nothing() {
     // Installed again, it is there itself.
     script("postinst", "configure");
     assert!(!kept.exists());
+    let users = fs::read_to_string(root.join("etc/passwd")).unwrap();
+    let unit = "packaging/systemd/sandwire-vsock.service";
+    let unit = fs::read_to_string(workspace::root().join(unit)).unwrap();
+    let (_, user) = unit.split_once(" --user ").unwrap();
+    let user = user.split_whitespace().next().unwrap();
+    let is_made = users
+        .lines()
+        .any(|line| line.starts_with(&format!("{user}:")));
+    assert!(is_made, "no {user} in:\n{users}");
     script("prerm", "remove");
     let wanted = root.join("etc/systemd/system/multi-user.target.wants");
     fs::create_dir_all(&wanted).unwrap();

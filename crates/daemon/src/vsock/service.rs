@@ -58,8 +58,8 @@ pub(super) struct Service {
 pub(super) struct Status {
     /// Its number, while it answers.
     pub(super) pid: Option<u32>,
-    /// Its group, once it has answered.
-    gid: Option<u32>,
+    /// Its user and group, once it has answered.
+    runs_as: Option<(u32, u32)>,
     /// Why it doesn't answer.
     reason: String,
     /// Nobody has to watch any more.
@@ -112,21 +112,36 @@ impl Service {
     }
 
     pub(super) fn problem(&self) -> Option<(String, String)> {
-        let error = self.check().err()?;
+        let message = match self.check() {
+            Err(error) => error.to_string(),
+            Ok(()) => self.other_user()?,
+        };
         let subject = match &self.group {
             Some(group) => format!("vsock service of group {group}"),
             None => "vsock service".to_owned(),
         };
-        Some((subject, error.to_string()))
+        Some((subject, message))
+    }
+
+    /// That it runs as another user than the configuration says. Whoever started it said which: we don't, under systemd.
+    fn other_user(&self) -> Option<String> {
+        let (user, group) = self.settings.user?;
+        let (uid, gid) = self.status().runs_as?;
+        ((uid, gid) != (user, group)).then(|| {
+            format!(
+                "it runs as {uid}:{gid}, and the configuration says user = \"{user}:{group}\": under systemd the unit's --user says which, so \
+                 change that or the configuration; without systemd end its process, and the daemon starts it anew"
+            )
+        })
     }
 
     /// The group that it runs as, which the folders of channels have.
     pub(super) fn gid(&self) -> Result<u32, ChannelError> {
-        if let Some((_, gid)) = self.settings.user {
-            return Ok(gid);
-        }
         let status = self.status();
-        status.gid.ok_or_else(|| down(&self.socket, &status.reason))
+        let runs_as = status.runs_as.or(self.settings.user);
+        runs_as
+            .map(|(_, gid)| gid)
+            .ok_or_else(|| down(&self.socket, &status.reason))
     }
 
     /// Waits until it answers, for some seconds at most.
@@ -144,11 +159,13 @@ impl Service {
     pub(super) fn greet(&self) -> Result<(), ClientError> {
         let greeted = self.ask_who_it_is();
         let mut status = self.status();
+        let mut is_new = false;
         match &greeted {
             Ok((version, pid, threads)) => {
-                if status.pid != Some(*pid) {
+                is_new = status.pid != Some(*pid);
+                if is_new {
                     tracing::info!(pid, version, threads, folder = %self.folder.display(), "the service for vsock answers");
-                    status.gid = group_of(*pid);
+                    status.runs_as = user_of(*pid);
                     self.generation.fetch_add(1, Ordering::Relaxed);
                 }
                 status.pid = Some(*pid);
@@ -161,6 +178,9 @@ impl Service {
             }
         }
         drop(status);
+        if is_new && let Some(message) = self.other_user() {
+            tracing::warn!(folder = %self.folder.display(), "the service for vsock: {message}");
+        }
         self.changed.notify_all();
         greeted.map(|_| ())
     }
@@ -309,11 +329,14 @@ fn id_of(socket: &Path) -> Option<SocketId> {
     Some((found.dev(), found.ino(), found.mtime(), found.mtime_nsec()))
 }
 
-/// The effective group of a process.
-fn group_of(pid: u32) -> Option<u32> {
+/// The effective user and group of a process.
+fn user_of(pid: u32) -> Option<(u32, u32)> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-    let groups = status.lines().find_map(|line| line.strip_prefix("Gid:"))?;
-    groups.split_whitespace().nth(1)?.parse().ok()
+    let effective = |name| {
+        let ids = status.lines().find_map(|line| line.strip_prefix(name))?;
+        ids.split_whitespace().nth(1)?.parse().ok()
+    };
+    Some((effective("Uid:")?, effective("Gid:")?))
 }
 
 #[cfg(test)]
@@ -329,10 +352,47 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_group_of_a_process_is_its_effective_one() {
-        let own = group_of(std::process::id());
-        assert_eq!(own, Some(rustix::process::getegid().as_raw()));
-        assert_eq!(group_of(u32::MAX), None);
+    fn the_user_of_a_process_is_its_effective_one() {
+        assert_eq!(user_of(std::process::id()), Some(own_user()));
+        assert_eq!(user_of(u32::MAX), None);
+    }
+
+    fn own_user() -> (u32, u32) {
+        use rustix::process::{getegid, geteuid};
+        (geteuid().as_raw(), getegid().as_raw())
+    }
+
+    /// As under systemd, where the unit says it.
+    #[test]
+    fn a_service_that_runs_as_another_user_than_is_configured_is_a_problem() {
+        let folder = tempfile::tempdir().unwrap();
+        let (uid, gid) = own_user();
+        for (configured, is_problem) in [
+            (None, false),
+            (Some((uid, gid)), false),
+            (Some((uid + 1, gid)), true),
+            (Some((uid, gid + 1)), true),
+        ] {
+            let mut service = service(folder.path());
+            service.settings.user = configured;
+            let listener = UnixListener::bind(&service.socket).unwrap();
+            thread::scope(|scope| {
+                scope.spawn(|| {
+                    let (mut called, _) = listener.accept().unwrap();
+                    called.write_all(&answer(std::process::id())).unwrap();
+                    let mut question = String::new();
+                    BufReader::new(&called).read_line(&mut question).unwrap();
+                });
+                service.greet().unwrap();
+            });
+            fs::remove_file(&service.socket).unwrap();
+            let problem = service.problem();
+            assert_eq!(problem.is_some(), is_problem, "{configured:?}: {problem:?}");
+            if let Some((_, message)) = problem {
+                assert!(message.contains(&format!("{uid}:{gid}")), "{message}");
+            }
+            assert_eq!(service.gid().unwrap(), gid, "the one that it has");
+        }
     }
 
     #[test]
@@ -381,17 +441,6 @@ mod tests {
         listener.set_nonblocking(true).unwrap();
         let again = listener.accept().map(|_| ()).map_err(|error| error.kind());
         assert_eq!(again, Err(io::ErrorKind::WouldBlock));
-        let answer = |pid| {
-            let version = String::new();
-            let answer = Response::Hello {
-                version,
-                pid,
-                threads: 1,
-            };
-            let mut line = serde_json::to_vec(&answer).unwrap();
-            line.push(b'\n');
-            line
-        };
         called.write_all(&answer(7)).unwrap();
         greet().unwrap();
         assert_eq!(service.status().pid, Some(7));
@@ -413,6 +462,18 @@ mod tests {
             assert!(has_answered);
         });
         assert_eq!(service.status().pid, Some(8));
+    }
+
+    /// Of a service that is that process.
+    fn answer(pid: u32) -> Vec<u8> {
+        let answer = Response::Hello {
+            version: String::new(),
+            pid,
+            threads: 1,
+        };
+        let mut line = serde_json::to_vec(&answer).unwrap();
+        line.push(b'\n');
+        line
     }
 
     fn service(folder: &Path) -> Service {

@@ -1,6 +1,6 @@
 //! `sandwire vsock serve`: the service for vsock, a process of its own.
 
-use std::{path::PathBuf, process::ExitCode, time::Duration};
+use std::{fs, path::PathBuf, process::ExitCode, str::FromStr, time::Duration};
 
 use clap::{Args, ValueEnum};
 use sandwire_vsock_host::service::{self, Seccomp, Settings};
@@ -10,6 +10,9 @@ use crate::{
     failure::{Failure, Outcome},
     log, privilege,
 };
+
+/// Where system users are, wherever others may be.
+const ACCOUNTS: &str = "/etc/passwd";
 
 /// Command line of `sandwire vsock serve`.
 #[derive(Debug, Args)]
@@ -26,9 +29,10 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "NUMBER")]
     threads: Option<usize>,
 
-    /// Numeric user and group to become after the start, as 990:990. Without it, it stays who it is.
-    #[arg(long, value_name = "UID:GID", value_parser = user_and_group)]
-    user: Option<(u32, u32)>,
+    /// User to become after the start: its name in /etc/passwd, or numeric user and group, as 990:990. Without it, it stays who it
+    /// is, and root keeps of its capabilities CAP_DAC_OVERRIDE alone, to reach sockets of others.
+    #[arg(long, value_name = "USER")]
+    user: Option<User>,
 
     /// Microseconds that a worker looks for work before it sleeps: less latency for a busy processor.
     #[arg(long, value_name = "MICROSECONDS", default_value_t = 0)]
@@ -64,10 +68,12 @@ pub(crate) fn run(arguments: &Arguments) -> Outcome {
     if arguments.detach {
         detached::begin().map_err(|error| failed(format!("new session: {error}")))?;
     }
+    let user = arguments.user.as_ref().map(User::numbers);
+    let user = user.transpose().map_err(failed)?;
     let usual = Settings::new(arguments.folder.clone());
     let settings = Settings {
         threads: arguments.threads,
-        user: arguments.user,
+        user,
         busy_poll: Duration::from_micros(arguments.busy_poll_us),
         total_bytes: arguments.total_bytes.unwrap_or(usual.total_bytes),
         seccomp: match arguments.seccomp {
@@ -82,10 +88,80 @@ pub(crate) fn run(arguments: &Arguments) -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
-fn user_and_group(text: &str) -> Result<(u32, u32), String> {
-    let parse = || {
-        let (user, group) = text.split_once(':')?;
-        Some((user.parse().ok()?, group.parse().ok()?))
-    };
-    parse().ok_or_else(|| format!("'{text}' is no numeric user and group: write them as 990:990"))
+/// Who the service is to become, as it is written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum User {
+    /// User and group.
+    Numbers(u32, u32),
+    /// A user's name.
+    Name(String),
+}
+
+impl FromStr for User {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let number = |text: &str| text.parse().ok();
+        let numbers = text.split_once(':');
+        let numbers = numbers.map(|(user, group)| number(user).zip(number(group)));
+        match numbers {
+            Some(Some((user, group))) => Ok(Self::Numbers(user, group)),
+            None if !text.is_empty() && number(text).is_none() => Ok(Self::Name(text.to_owned())),
+            _ => Err("write a user's name, or numeric user and group as 990:990".to_owned()),
+        }
+    }
+}
+
+impl User {
+    /// User and group, by numbers. A name is looked up.
+    fn numbers(&self) -> Result<(u32, u32), String> {
+        let name = match self {
+            Self::Numbers(user, group) => return Ok((*user, *group)),
+            Self::Name(name) => name,
+        };
+        let accounts = fs::read(ACCOUNTS).map_err(|error| format!("read {ACCOUNTS}: {error}"))?;
+        account(name, &String::from_utf8_lossy(&accounts)).ok_or_else(|| {
+            format!("become user {name}: {ACCOUNTS} has none of that name; `useradd --system {name}` makes it")
+        })
+    }
+}
+
+/// User and group of that name in a file as passwd(5) says.
+fn account(name: &str, accounts: &str) -> Option<(u32, u32)> {
+    accounts.lines().find_map(|line| {
+        let mut fields = line.strip_prefix(name)?.strip_prefix(':')?.split(':');
+        let _password = fields.next()?;
+        Some((fields.next()?.parse().ok()?, fields.next()?.parse().ok()?))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_user_is_named_or_numeric() {
+        assert_eq!("990:991".parse(), Ok(User::Numbers(990, 991)));
+        let named: User = "sandwire-vsock".parse().unwrap();
+        assert_eq!(named, User::Name("sandwire-vsock".to_owned()));
+        for wrong in ["", "990", "990:", ":990", "root:root"] {
+            wrong.parse::<User>().unwrap_err();
+        }
+    }
+
+    #[test]
+    fn a_name_is_looked_up_among_system_users() {
+        let accounts = "sandwire:x:1:1::/:/bin/sh\nsandwire-vsock:!*:990:991:vsock channels:/:/usr/sbin/nologin\nhalf:x:5\n";
+        assert_eq!(account("sandwire-vsock", accounts), Some((990, 991)));
+        for unknown in ["vsock", "sandwire-v", "half", "x"] {
+            assert_eq!(account(unknown, accounts), None, "{unknown}");
+        }
+        assert_eq!(User::Name("root".to_owned()).numbers(), Ok((0, 0)));
+        let nobody = User::Name("no such user".to_owned()).numbers();
+        assert!(
+            nobody
+                .unwrap_err()
+                .contains("useradd --system no such user")
+        );
+    }
 }
