@@ -193,6 +193,39 @@ fn a_removal_keeps_what_a_purge_needs_and_a_purge_leaves_nothing() {
     );
 }
 
+/// Of the host's own there are, as the script sees it, the programs alone.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_purge_leaves_what_is_mounted_and_what_others_have_on_a_bpffs() {
+    sandwire_testlab::lab::run(|lab| {
+        for folder in ["/etc", "/var/lib"] {
+            lab.run(&format!("mount -t tmpfs tmpfs {folder}"));
+        }
+        let kept = Path::new("/var/lib/sandwire");
+        let identities = Path::new("/sys/fs/bpf/identities");
+        for (named, is_gone) in [("/sys/fs/bpf", false), ("/sys/fs/bpf/identities", true)] {
+            let mine = "/run/sandwire/vsock/web.0/mine";
+            for folder in [kept, identities, Path::new(mine)] {
+                fs::create_dir_all(folder).unwrap();
+            }
+            lab.run(&format!("mount -t tmpfs tmpfs {mine}"));
+            let precious = Path::new(mine).join("precious");
+            fs::write(&precious, "").unwrap();
+            // It has nothing to clean up.
+            symlink("/bin/true", kept.join("sandwire")).unwrap();
+            let configuration = format!("identity_folder = \"{named}\"\n");
+            fs::write(kept.join("sandwire.toml"), configuration).unwrap();
+            let script = workspace::root().join("packaging/debian/postrm");
+            let said = output("sh", &[script.to_str().unwrap(), "purge"]);
+            assert!(precious.exists(), "a tenant's file is gone");
+            assert!(said.contains("/run/sandwire"), "{said}");
+            assert!(!kept.exists());
+            assert_eq!(!identities.exists(), is_gone, "{named}");
+            lab.run(&format!("umount {mine}"));
+        }
+    });
+}
+
 #[test]
 fn scripts_start_and_enable_nothing() {
     for name in SCRIPTS {
