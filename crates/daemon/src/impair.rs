@@ -393,11 +393,7 @@ fn targets_of(found: &LeaseInterfaces) -> Vec<Target> {
     let target = |one: &sandwire_slot::service::LeaseInterface| Target {
         netns: one.netns.clone(),
         interface: one.interface.clone(),
-        side: if one.is_process {
-            Side::Sandbox
-        } else {
-            Side::Host
-        },
+        side: Side::Host,
     };
     found.interfaces.iter().map(target).collect()
 }

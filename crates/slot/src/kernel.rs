@@ -563,13 +563,11 @@ impl Network for KernelNetwork {
         found.map_or(0, |(ebpf, _)| ebpf.trace_lost(slot))
     }
 
-    /// XDP comes before tc, and packets to a container don't come by its host end's egress.
+    /// XDP comes before tc, and packets by a short way don't come by their host end's egress.
     fn set_impaired(&self, slot: &SlotPlan, impaired: bool) -> Result<(), NetworkError> {
         match self.ebpf_of(slot)? {
-            Some((ebpf, _)) if slot.data_path == DataPath::Xdp || slot.is_container() => {
-                ebpf.set_impaired(slot, impaired)
-            }
-            _ => Ok(()),
+            Some((ebpf, _)) => ebpf.set_impaired(slot, impaired),
+            None => Ok(()),
         }
     }
 

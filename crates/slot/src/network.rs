@@ -383,7 +383,7 @@ pub trait Network: Send + Sync {
         0
     }
 
-    /// Leaves a slot's packets to whoever diverts them at its interfaces, or takes them past that again where the
+    /// Leaves a slot's packets to whoever diverts them at its host ends, or takes them past that again where the
     /// data path can.
     ///
     /// # Errors

@@ -9,6 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use sandwire_api::{pool::PoolSpec, slot::SlotKind};
 use sandwire_impair_host::control::{Cleared, Request, Response, Way};
 use serde_json::json;
 use tempfile::TempDir;
@@ -146,7 +147,11 @@ impl Lab {
     fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
         let (slots, network) = model::open(folder.path());
-        model::fill(&slots, &model::ebpf_pool("web", 1));
+        let spec = PoolSpec {
+            kind: SlotKind::Host,
+            ..model::ebpf_pool("web", 1)
+        };
+        model::fill(&slots, &spec);
         let request = serde_json::from_value(json!({"pool": "web", "name": "a"})).unwrap();
         slots.acquire(ROOT, &request).unwrap();
         Self {

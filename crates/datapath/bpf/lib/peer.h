@@ -4,10 +4,11 @@
 
 #include "abi.h"
 
-/* A container's packets are diverted at the egress of its host end, a netns slot's inside its namespace. */
+/* Not while packets are diverted, which is at the egress of the host end; those of guests on the TAPs of a netns slot are
+ * inside its namespace, and that needs no flag. */
 static __always_inline int has_short_way(__u32 flags)
 {
-	return flags & NIC_NETNS || (flags & (NIC_PEER | NIC_IMPAIRED)) == NIC_PEER;
+	return flags & (NIC_NETNS | NIC_PEER) && !(flags & NIC_IMPAIRED);
 }
 
 #endif

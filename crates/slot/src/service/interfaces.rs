@@ -8,6 +8,7 @@ use super::{Caller, Slots, State};
 use crate::{
     error::ServiceError,
     lease::{LeaseKey, LeaseRecord},
+    plan::SlotPlan,
 };
 
 /// The interfaces by which a lease's packets come and go.
@@ -25,16 +26,13 @@ pub struct LeaseInterfaces {
     pub interfaces: Vec<LeaseInterface>,
 }
 
-/// One of them.
+/// One of them, a TAP or another host end: it receives what the sandbox sends.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LeaseInterface {
     /// File of its network namespace; that of the daemon without.
     pub netns: Option<PathBuf>,
     /// Its name.
     pub interface: String,
-    /// Whether the sandbox is a process in that namespace, whose own interface this is. Otherwise it is a TAP, which
-    /// receives what the sandbox sends.
-    pub is_process: bool,
 }
 
 impl Slots {
@@ -79,15 +77,19 @@ impl Slots {
     /// # Errors
     /// The slot isn't there.
     pub fn set_impaired(&self, key: &LeaseKey, impaired: bool) -> Result<(), ServiceError> {
-        let slot = {
+        let (slot, at_host_ends) = {
             let state = self.shared.lock();
             let Some(lease) = state.leases.get(key) else {
                 return Ok(());
             };
             let plan = &state.pool(&lease.record.pool)?.plan;
-            lease.record.slot_of(plan)
+            let slot = lease.record.slot_of(plan);
+            let at_host_ends = is_diverted_at_host_ends(&lease.record, &slot);
+            (slot, at_host_ends)
         };
-        let set = self.shared.network.set_impaired(&slot, impaired);
+        // What is diverted inside the slot's namespace comes there by the short way too.
+        let network = &self.shared.network;
+        let set = network.set_impaired(&slot, impaired && at_host_ends);
         set.map_err(|source| ServiceError::Network {
             operation: "impair",
             object: format!("lease '{}'", key.name),
@@ -123,23 +125,28 @@ impl State {
                     .to_owned(),
             });
         }
-        let netns = slot.has_netns().then(|| PathBuf::from(slot.netns_path()));
+        let (netns, names): (_, Vec<&str>) = if is_diverted_at_host_ends(record, &slot) {
+            (None, slot.host_ends().collect())
+        } else {
+            let taps = slot.nics.iter().map(|nic| nic.tap.as_str());
+            (Some(PathBuf::from(slot.netns_path())), taps.collect())
+        };
         let interface = |name: &str| LeaseInterface {
             netns: netns.clone(),
             interface: name.to_owned(),
-            is_process: record.is_process,
-        };
-        let interfaces = if record.is_process {
-            vec![interface(&slot.slot_interface)]
-        } else {
-            slot.nics.iter().map(|nic| interface(&nic.tap)).collect()
         };
         Ok(LeaseInterfaces {
             lease: record.key.clone(),
             acquired_at: record.acquired_at,
             pool: record.pool.clone(),
             data_path: slot.data_path,
-            interfaces,
+            interfaces: names.into_iter().map(interface).collect(),
         })
     }
+}
+
+/// Whether a lease's packets pass by its host ends on every data path, and there alone all of them. In the namespace of a
+/// process, what it sends leaves by the veth, but with eBPF what a VMM in there sends goes past the veth's inner end.
+fn is_diverted_at_host_ends(record: &LeaseRecord, slot: &SlotPlan) -> bool {
+    record.is_process || !slot.has_netns()
 }
