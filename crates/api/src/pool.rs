@@ -145,8 +145,8 @@ pub enum AddressPlan {
     },
 }
 
-/// What the sandboxes of a pool may reach. Everything is denied that is not allowed here, except
-/// answers to connections that came from outside.
+/// What the sandboxes of a pool may reach. By default everything beyond the host but cloud metadata, under the host's address,
+/// and neither the host's services nor each other. Answers to connections that came from outside always pass.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct PolicySpec {

@@ -437,7 +437,7 @@ fn position(text: &str, offset: usize) -> Position {
 
 #[cfg(test)]
 mod tests {
-    use sandwire_api::slot::DataPath;
+    use sandwire_api::{policy::PolicyAction, slot::DataPath};
 
     use super::*;
 
@@ -509,6 +509,47 @@ ipv6 = "fd00:c10e::/64"
         assert_eq!(config.pools.len(), 1);
         assert_eq!(config.pools[0].access.len(), 1);
         assert_eq!(config.identities.len(), 1);
+    }
+
+    /// Blocks of TOML in a document that are of this file: those with pools, or with settings of one that is left out.
+    fn pools_of(document: &str) -> Vec<String> {
+        let blocks = document.split("```toml\n").skip(1);
+        let blocks = blocks.filter_map(|rest| rest.split_once("\n```"));
+        let blocks = blocks.map(|(block, _)| match block.starts_with("[pool.") {
+            true => format!("{POOL}{block}"),
+            false => block.to_owned(),
+        });
+        blocks.filter(|block| block.contains("[[pool]]")).collect()
+    }
+
+    #[test]
+    fn the_pools_of_the_documents_are_valid() {
+        let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs");
+        let mut found = Vec::new();
+        for document in ["policy.md", "containers.md", "cni.md"] {
+            let text = fs::read_to_string(docs.join(document)).unwrap();
+            for block in pools_of(&text) {
+                let config = parse(&block).unwrap_or_else(|error| panic!("{document}: {error}"));
+                found.extend(config.pools);
+            }
+        }
+        assert!(found.len() >= 5, "{found:?}");
+        // The policy that leaves the public internet alone.
+        let private =
+            "10.0.0.0/8 172.16.0.0/12 192.168.0.0/16 100.64.0.0/10 169.254.0.0/16 fc00::/7";
+        let private: Vec<ipnet::IpNet> =
+            private.split(' ').map(|net| net.parse().unwrap()).collect();
+        let denies = |pool: &PoolSpec| {
+            let rule = pool.policy.egress.rules.first()?;
+            Some(rule.action == PolicyAction::Deny && rule.prefixes == private)
+        };
+        assert_eq!(
+            found
+                .iter()
+                .filter(|pool| denies(pool) == Some(true))
+                .count(),
+            1
+        );
     }
 
     #[test]
