@@ -209,6 +209,10 @@ impl Network for KernelNetwork {
         self.prepare_pool(plan, None, true)
     }
 
+    fn expect_pools(&self, plans: &[&Plan]) {
+        lock(&self.host).expect(plans);
+    }
+
     fn take_up_pool(&self, plan: &Plan, from: Option<DataPath>) -> Result<(), NetworkError> {
         self.prepare_pool(plan, from, false)
     }

@@ -42,8 +42,14 @@ pub trait Network: Send + Sync {
     /// Refuses prefixes that the host already routes elsewhere; nothing is left behind.
     fn add_pool(&self, plan: &Plan) -> Result<(), NetworkError>;
 
-    /// The same for a pool of an earlier daemon, whose sandboxes may be running, some of them `from` the data path that the
-    /// pool is leaving.
+    /// Tells which pools of an earlier daemon are to be taken up, before the first is: what their sandboxes have in
+    /// common stays until the last has been.
+    fn expect_pools(&self, plans: &[&Plan]) {
+        let _ = plans;
+    }
+
+    /// The same as [`Network::add_pool`] for a pool of an earlier daemon, whose sandboxes may be running, some of them
+    /// `from` the data path that the pool is leaving.
     ///
     /// # Errors
     /// As of [`Network::add_pool`]; but what there is stays, as they need it, and is looked after as far as it keeps them

@@ -16,19 +16,26 @@ use std::{
     os::unix::fs::FileExt,
     path::Path,
     process::{Child, Command, Stdio},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, Instant},
 };
 
 use fixture::{INSTANCE, IPV4, ebpf_pool};
 use sandwire_api::{
+    lease::{AcquireLease, Lease},
     published_port::{Protocol, PublishPort},
     slot::DataPath,
 };
 use sandwire_datapath::Order;
 use sandwire_slot::{
+    clock::SystemClock,
     kernel::{KernelNetwork, Settings},
     network::{Network, Tenancy},
     plan::{Plan, SlotNumber, SlotPlan},
+    service::{self, Caller, Slots},
 };
 use sandwire_testlab::{
     command,
@@ -39,6 +46,7 @@ use sandwire_testlab::{
     namespace,
     other_program::{OtherProgram, Place},
 };
+use serde_json::Value;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Nearer to the server's own address than its link-local one, which it would call from otherwise.
@@ -201,9 +209,7 @@ impl Sandbox {
     }
 
     fn start_with(settings: Settings) -> Self {
-        let mut spec = ebpf_pool("web", "host", r#"{"uplink":"route"}"#, IPV4, IPV6).spec;
-        spec.data_path = DataPath::Xdp;
-        let plan = Plan::new(&INSTANCE.parse().unwrap(), &spec).unwrap();
+        let plan = xdp_pool();
         let network = KernelNetwork::open_with(settings).unwrap();
         network.add_pool(&plan).unwrap();
         let slot = plan.slot(SlotNumber(0));
@@ -243,6 +249,17 @@ impl Sandbox {
             ingress_by_tc: came_in(UPLINK),
         }
     }
+}
+
+fn xdp_pool() -> Plan {
+    let mut spec = ebpf_pool("web", "host", r#"{"uplink":"route"}"#, IPV4, IPV6).spec;
+    spec.data_path = DataPath::Xdp;
+    Plan::new(&INSTANCE.parse().unwrap(), &spec).unwrap()
+}
+
+/// A pool that a start takes up before that one.
+fn earlier_pool() -> Plan {
+    ebpf_pool("a", "host", "{}", "10.65.0.0/24", "2001:db8:78::/64")
 }
 
 /// Calls a server's echo by TCP and UDP, in both families.
@@ -461,6 +478,110 @@ fn uplinks_where_others_come_first_are_left_to_tc_and_the_reason_is_told() {
         let seen = other.packets().unwrap() - before;
         assert!(seen >= passed.ingress, "{seen}: {passed:?}");
         server.detach().unwrap();
+    });
+}
+
+/// The kernel's number of the link by which XDP is on the uplink: another one is that of a program that was taken off and
+/// put on again.
+fn xdp_link(lab: &Lab) -> u64 {
+    let shown = lab.shell("bpftool -j link show pinned $(find /sys/fs/bpf/sandwire -name 'xdp-*')");
+    let link: Value = serde_json::from_str(&shown).unwrap();
+    let shown = lab.run(&format!("ip link show {UPLINK}"));
+    assert!(shown.contains("xdp"), "{shown}");
+    link["id"].as_u64().unwrap()
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_start_leaves_xdp_on_the_uplink_whatever_pool_it_takes_up_first() {
+    lab::run(|lab| {
+        let _server = attach_server(lab);
+        let start = || {
+            let settings = service::Settings {
+                instance: INSTANCE.parse().unwrap(),
+                state_dir: lab.folder().join("state"),
+                builders: 1,
+                audit_interval: PATIENCE,
+            };
+            let network = KernelNetwork::open(INSTANCE).unwrap();
+            Slots::open(settings, Arc::new(network), Arc::new(SystemClock)).unwrap()
+        };
+        let slots = start();
+        for plan in [earlier_pool(), xdp_pool()] {
+            slots.create_pool(&plan.spec).unwrap();
+        }
+        let lease = acquire(&slots, r#"{"pool":"web","name":"one"}"#);
+        let guest = FakeGuest::attach("/proc/self/ns/net".as_ref(), &lease.nics[0].tap).unwrap();
+        for address in SERVER {
+            guest.ping(address, PATIENCE).unwrap();
+        }
+        let before = xdp_link(lab);
+        let has_started = AtomicBool::new(false);
+        let slots = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let server = SocketAddr::new(SERVER4.into(), ECHO_PORT);
+                while !has_started.load(Ordering::Relaxed) {
+                    // Nobody sends it again if it is lost.
+                    guest.exchange_udp(server, b"echo", PATIENCE).unwrap();
+                }
+            });
+            drop(slots);
+            let slots = start();
+            has_started.store(true, Ordering::Relaxed);
+            slots
+        });
+        assert_eq!(xdp_link(lab), before);
+        let health = slots.health();
+        assert!(health.problems.is_empty(), "{health:?}");
+    });
+}
+
+fn acquire(slots: &Slots, request: &str) -> Lease {
+    let root = Caller {
+        uid: 0,
+        gid: 0,
+        privileged: true,
+    };
+    let request: AcquireLease = serde_json::from_str(request).unwrap();
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        match slots.acquire(root, &request) {
+            Ok(acquired) => return acquired.lease,
+            Err(error) => assert!(Instant::now() < deadline, "{error}"),
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Its sandboxes run on all the same.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn a_pool_that_the_host_refuses_keeps_xdp_on_the_uplink() {
+    lab::run(|lab| {
+        let _server = attach_server(lab);
+        let sandbox = Sandbox::start();
+        let (earlier, plan) = (earlier_pool(), &sandbox.plan);
+        sandbox.network.add_pool(&earlier).unwrap();
+        let before = xdp_link(lab);
+
+        // Part of the pool's addresses.
+        let foreign = format!("10.64.0.128/25 dev {UPLINK}");
+        lab.run(&format!("ip route add {foreign}"));
+        let after = KernelNetwork::open(INSTANCE).unwrap();
+        after.expect_pools(&[&earlier, plan]);
+        after.take_up_pool(&earlier, None).unwrap();
+        let refusal = after.take_up_pool(plan, None).unwrap_err().to_string();
+        assert!(refusal.contains("10.64.0.128/25"), "{refusal}");
+        after.switch_over().unwrap();
+        let pools = [earlier.spec.name.clone(), plan.spec.name.clone()];
+        assert_eq!(after.inspect_host(&pools[..1]), []);
+        assert_eq!(xdp_link(lab), before);
+
+        lab.run(&format!("ip route delete {foreign}"));
+        after.take_up_pool(plan, None).unwrap();
+        assert_eq!(after.inspect_host(&pools), []);
+        assert_eq!(xdp_link(lab), before);
+        after.remove_pool(&earlier).unwrap();
     });
 }
 

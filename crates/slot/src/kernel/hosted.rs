@@ -18,6 +18,8 @@ pub(super) struct HostState {
     pub(super) pools: BTreeMap<String, Hosted>,
     /// Pools of an earlier daemon that the host refuses. Their sandboxes may be running, and the table keeps them apart.
     pub(super) refused: BTreeMap<String, Hosted>,
+    /// Pools of an earlier daemon that use XDP and are still to be taken up.
+    expected_xdp: BTreeSet<String>,
     /// Numbers of the pools whose sandboxes have children of other interfaces, to which the host leads nobody.
     pub(super) children: BTreeMap<String, u32>,
     pub(super) published: PublishedPorts,
@@ -26,8 +28,23 @@ pub(super) struct HostState {
 }
 
 impl HostState {
+    /// Notes which pools of an earlier daemon are to be taken up.
+    pub(super) fn expect(&mut self, plans: &[&Plan]) {
+        let uses_xdp = |plan: &&&Plan| plan.spec.data_path == DataPath::Xdp;
+        let by_xdp = plans.iter().filter(uses_xdp);
+        self.expected_xdp = by_xdp.map(|plan| plan.spec.name.to_string()).collect();
+    }
+
+    /// The host has taken a pool up, or refused it.
+    pub(super) fn expect_no_longer(&mut self, pool: &str) {
+        self.expected_xdp.remove(pool);
+    }
+
+    /// Whether sandboxes may go by XDP, also those of pools that are not taken up yet or are refused: taking it off an
+    /// uplink makes the rings of a network card anew, and what they send there meanwhile is lost.
     pub(super) fn uses_xdp(&self) -> bool {
-        self.pools.values().any(Hosted::uses_xdp)
+        let mut pools = self.pools.values().chain(self.refused.values());
+        !self.expected_xdp.is_empty() || pools.any(Hosted::uses_xdp)
     }
 
     /// Whether sandboxes may have children of other interfaces. Who knows of no pool has perhaps lost the journal.

@@ -33,7 +33,9 @@ impl KernelNetwork {
             plan: plan.clone(),
             from,
         };
-        match self.prepare_hosted(&state, &pool, is_new) {
+        let prepared = self.prepare_hosted(&state, &pool, is_new);
+        state.expect_no_longer(&name);
+        match prepared {
             Ok(()) => {
                 state.refused.remove(&name);
                 state.pools.insert(name, pool);

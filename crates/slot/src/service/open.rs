@@ -282,13 +282,17 @@ fn prepare_pools(
     specs: Vec<PoolSpec>,
     moves: &[(Name, DataPath)],
 ) -> Result<BTreeMap<Name, PoolEntry>, ServiceError> {
-    let mut pools = BTreeMap::new();
-    for spec in specs {
-        let name = spec.name.clone();
-        let plan = Plan::kept(&settings.instance, &spec).map_err(|source| ServiceError::Plan {
-            pool: name.clone(),
+    let planned = specs.iter().map(|spec| {
+        Plan::kept(&settings.instance, spec).map_err(|source| ServiceError::Plan {
+            pool: spec.name.clone(),
             source,
-        })?;
+        })
+    });
+    let plans = planned.collect::<Result<Vec<_>, _>>()?;
+    network.expect_pools(&plans.iter().collect::<Vec<_>>());
+    let mut pools = BTreeMap::new();
+    for (spec, plan) in specs.into_iter().zip(plans) {
+        let name = spec.name;
         if let Err(error) = check_route_mark(&spec.policy) {
             tracing::error!(pool = %name, %error, "{GOES_PAST_THE_RELAY}");
         }
