@@ -43,15 +43,14 @@ static __always_inline int deliver(struct __sk_buff *skb, struct receiver *r, st
 	return DROP_NONE;
 }
 
-/* An IP packet to a clone address; else null. */
-static __always_inline int find_receiver_of(struct __sk_buff *skb, struct receiver *r,
-					    struct packet *p)
+/* Whose clone address an IP packet is for, if anybody's. */
+static __always_inline int find_receiver_of(struct __sk_buff *skb, struct receiver *r)
 {
 	struct address destination;
 
 	frame_pull(skb);
 	return !frame_has_vlan(skb) && read_destination(skb, &destination) &&
-	       find_receiver(r, &destination) && !parse_ip(skb, p);
+	       find_receiver(r, &destination);
 }
 
 /* A fragment of which others may not fit the guest's interface. The stack puts fragments together
@@ -74,7 +73,9 @@ int from_uplink(struct __sk_buff *skb)
 	struct packet packet = {};
 	int result;
 
-	if (skb->pkt_type != PACKET_HOST || !find_receiver_of(skb, &receiver, &packet))
+	/* What can't be parsed is the stack's to drop, or to put right. */
+	if (skb->pkt_type != PACKET_HOST || !find_receiver_of(skb, &receiver) ||
+	    parse_ip(skb, &packet))
 		return PASS;
 	/* The kernel gives it to the uplink's child, which judges it. */
 	if (receiver.flags & NIC_CHILD)
@@ -107,10 +108,13 @@ int from_host(struct __sk_buff *skb)
 	struct packet packet = {};
 	int result;
 
-	if (!find_receiver_of(skb, &receiver, &packet))
+	if (!find_receiver_of(skb, &receiver))
 		return TC_ACT_SHOT;
 	if (READ_ONCE(receiver.nic->state) != NIC_ACTIVE)
 		return refuse(skb, receiver.index, receiver.flags, DROP_NOT_LEASED, STAGE_PARSE);
+	result = parse_ip(skb, &packet);
+	if (rarely(result))
+		return refuse(skb, receiver.index, receiver.flags, result, STAGE_PARSE);
 	if (receiver.flags & NIC_CHILD)
 		return refuse(skb, receiver.index, receiver.flags, DROP_NO_ROUTE, STAGE_ROUTE);
 	measure_arrival(skb, &packet);

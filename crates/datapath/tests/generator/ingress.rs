@@ -93,7 +93,20 @@ pub(super) fn from_host(random: &mut Random) -> Case {
     if random.chance(15) {
         return from_sandbox(random);
     }
+    if random.chance(5) {
+        return with_many_extensions(random);
+    }
     of_transports(random, Hook::Shared)
+}
+
+/// About as many extension headers as a packet may have.
+fn with_many_extensions(random: &mut Random) -> Case {
+    let transport = any_transport(random);
+    let mut ip = incoming(random, 6, transport);
+    for _ in 0..random.between(7, 10) {
+        ip.extensions.push((60, vec![0, 0, 1, 4, 0, 0, 0, 0]));
+    }
+    case(random, Hook::Shared, frame(&ip))
 }
 
 /// From a sandbox to another or itself, of what the stack has cut or was to answer.

@@ -11,7 +11,10 @@ use super::{
     Dropped, Fragment, Input, Macs, Outcome, Packet, Stage, Verdict, World, answers,
     antispoof::{self, Sender},
     from_guest, link,
-    packet::{ETHERNET, TYPE_ARP, TYPE_IPV4, TYPE_IPV6, TYPES_VLAN, UDP, be16, ipv4, ipv6, mac},
+    packet::{
+        ETHERNET, TYPE_ARP, TYPE_IPV4, TYPE_IPV6, TYPES_VLAN, UDP, be16, destination_of, ipv4,
+        ipv6, mac,
+    },
     police::{self, Size},
     policy, route,
     world::{Nic, Policy, State, Uplink},
@@ -333,19 +336,6 @@ fn admit(world: &mut World, input: &Input, packet: &Packet, size: Size) -> Resul
     let limit = world.policies[nic.policy].ingress;
     police::police(&limit, &mut nic.ingress, size, input.now, false, shift).map_err(by_receiver)?;
     Ok(())
-}
-
-/// Where an IP header says that a frame goes; IPv6 that stands for IPv4 goes nowhere.
-fn destination_of(frame: &[u8]) -> Option<IpAddr> {
-    let ip = &frame[ETHERNET..];
-    match be16(frame, 12) {
-        TYPE_IPV4 if ip.len() >= 20 => Some(ipv4(ip, 16).into()),
-        TYPE_IPV6 if ip.len() >= 40 => {
-            let address = ipv6(ip, 24);
-            address.to_ipv4_mapped().is_none().then_some(address.into())
-        }
-        _ => None,
-    }
 }
 
 /// About its address, or somebody's word about himself.

@@ -75,6 +75,19 @@ pub(crate) fn ipv6(bytes: &[u8], at: usize) -> Ipv6Addr {
     octets.into()
 }
 
+/// Where an IP header says that a frame goes; IPv6 that stands for IPv4 goes nowhere.
+pub(crate) fn destination_of(frame: &[u8]) -> Option<IpAddr> {
+    let ip = &frame[ETHERNET..];
+    match be16(frame, 12) {
+        TYPE_IPV4 if ip.len() >= 20 => Some(ipv4(ip, 16).into()),
+        TYPE_IPV6 if ip.len() >= 40 => {
+            let address = ipv6(ip, 24);
+            address.to_ipv4_mapped().is_none().then_some(address.into())
+        }
+        _ => None,
+    }
+}
+
 impl Packet {
     /// Reads the IP packet of a frame.
     pub(crate) fn parse(frame: &[u8]) -> Result<Self, DropReason> {

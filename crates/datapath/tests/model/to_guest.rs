@@ -6,6 +6,7 @@ use super::{
     Dropped, Hook, Input, Macs, Outcome, Packet, Stage, Verdict, World,
     answers::{self, Via},
     nat::{self, Changes, Replacement},
+    packet::destination_of,
     police,
     world::State,
 };
@@ -13,14 +14,11 @@ use super::{
 /// Judges a frame on the ingress of an uplink or the egress of the shared interface.
 pub(crate) fn run(world: &mut World, input: &Input) -> Outcome {
     let outside = input.hook == Hook::Uplink;
-    let packet = Packet::parse(&input.frame).ok();
-    let known = packet.and_then(|packet| {
-        let receiver = *world.clones.get(&packet.destination)?;
-        Some((packet, receiver))
-    });
+    let destination = destination_of(&input.frame);
+    let known = destination.and_then(|destination| world.clones.get(&destination).copied());
     let ours = !outside || input.to_this_host;
     match known {
-        Some((packet, receiver)) if ours => match judge(world, receiver, input, &packet) {
+        Some(receiver) if ours => match judge(world, receiver, input) {
             Ok(outcome) => outcome,
             Err(dropped) => Outcome::dropped(world, input, dropped),
         },
@@ -49,23 +47,20 @@ fn not_ours(input: &Input) -> Outcome {
     }
 }
 
-fn judge(
-    world: &mut World,
-    number: usize,
-    input: &Input,
-    packet: &Packet,
-) -> Result<Outcome, Dropped> {
+fn judge(world: &mut World, number: usize, input: &Input) -> Result<Outcome, Dropped> {
     let by_receiver = |reason| Dropped::ingress(number, reason);
     let outside = input.hook == Hook::Uplink;
-    let size = police::size(input, packet);
+    let packet = &Packet::parse(&input.frame);
     let nic = &world.nics[number];
-    if nic.child && outside {
-        // The kernel gives it to the uplink's child, which judges it.
+    if outside && (packet.is_err() || nic.child) {
+        // The stack drops it, or the kernel gives it to the uplink's child, which judges it.
         return Ok(not_ours(input));
     }
     if nic.state != State::Active {
         return Err(by_receiver(DropReason::NotLeased));
     }
+    let packet = packet.as_ref().map_err(|reason| by_receiver(*reason))?;
+    let size = police::size(input, packet);
     if nic.child {
         return Err(by_receiver(DropReason::NoRoute));
     }

@@ -440,6 +440,13 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         &["from-uplink-spoofed"],
     ),
     mutant(
+        "what can't be parsed dropped without a word",
+        "to_guest.bpf.c",
+        "return refuse(skb, receiver.index, receiver.flags, result, STAGE_PARSE);",
+        "return TC_ACT_SHOT;",
+        &["from-host", "from-host-mutated"],
+    ),
+    mutant(
         "DHCP servers let through",
         "lib/antispoof.h",
         "return DROP_ROGUE_DHCP;",
