@@ -40,7 +40,7 @@ drop_reasons! {
     Malformed = 4,
     /// The source MAC address is not the guest's.
     SourceMac = 5,
-    /// The source address is not the guest's, an ICMP error is about a packet that the guest can't have received from where it goes, or a packet from beyond an uplink claims to be from a sandbox here.
+    /// The source address is not the guest's, an ICMP error is about a packet that the guest can't have received from where it goes, or a packet from beyond an uplink, or from somebody else on the host, claims to be from a sandbox here.
     SourceAddress = 6,
     /// The guest acts as a DHCP server.
     RogueDhcp = 7,

@@ -100,6 +100,25 @@ int from_uplink(struct __sk_buff *skb)
 	return bpf_redirect(receiver.nic->ifindex, 0);
 }
 
+/* Whether somebody else of the host's says that he is a sandbox here. What these send to each other comes up by the
+ * shared interface if the stack has to do with it, or by their own host end while they move between data paths. What the
+ * host makes itself, such as a reset of its firewall in a sandbox's name, has come by no interface. */
+static __always_inline int is_impostor(const struct __sk_buff *skb, const struct packet *p)
+{
+	const struct clone_value *clone;
+	const struct nic *sender;
+	__u32 index;
+
+	if (!skb->ingress_ifindex || skb->ingress_ifindex == skb->ifindex)
+		return 0;
+	clone = bpf_map_lookup_elem(&clones, &p->source);
+	if (!clone)
+		return 0;
+	index = clone->nic;
+	sender = bpf_map_lookup_elem(&nics, &index);
+	return !sender || sender->ifindex != skb->ingress_ifindex;
+}
+
 /* Nothing passes here: behind the shared interface there is nobody else. */
 SEC("classifier")
 int from_host(struct __sk_buff *skb)
@@ -115,6 +134,9 @@ int from_host(struct __sk_buff *skb)
 	result = parse_ip(skb, &packet);
 	if (rarely(result))
 		return refuse(skb, receiver.index, receiver.flags, result, STAGE_PARSE);
+	if (rarely(is_impostor(skb, &packet)))
+		return refuse(skb, receiver.index, receiver.flags, DROP_SOURCE_ADDRESS,
+			      STAGE_ANTISPOOF);
 	if (receiver.flags & NIC_CHILD)
 		return refuse(skb, receiver.index, receiver.flags, DROP_NO_ROUTE, STAGE_ROUTE);
 	measure_arrival(skb, &packet);

@@ -272,7 +272,7 @@ fn the_generator_reaches_every_verdict() {
                     hook: step.hook,
                     class: 0,
                     to_this_host: step.to_this_host,
-                    forwarded: step.forwarded,
+                    origin: step.origin,
                     frame: step.frame.clone(),
                     gso_size: step.gso_size,
                     gso_segs: step.gso_segs,

@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use super::{
-    Case, Hook, Step,
+    Case, Hook, Origin, Step,
     egress::{
         any_transport, error_about, options, packet_inside, put_source, tcp_segment, version,
     },
@@ -41,7 +41,16 @@ fn incoming(random: &mut Random, version: u8, transport: Transport) -> Ip {
 }
 
 fn case(random: &mut Random, hook: Hook, frame: Vec<u8>) -> Case {
-    let step = Step::new(hook, frame);
+    let mut step = Step::new(hook, frame);
+    if hook == Hook::Shared {
+        let host_end = scene::HOST_ENDS + random.below(4) as u32;
+        step.origin = random.one_of(&[
+            Origin::Host,
+            Origin::Shared,
+            Origin::HostEnd(host_end),
+            Origin::Uplink,
+        ]);
+    }
     let mut case = Case::new(vec![step.clone(), step]);
     case.variant = random.one_of(&[0, 0, 0, NETNS_SLOT, scene::READY, scene::ONLY_IPV4]);
     // With and without answers to be remembered.
@@ -109,12 +118,14 @@ fn with_many_extensions(random: &mut Random) -> Case {
     case(random, Hook::Shared, frame(&ip))
 }
 
-/// From a sandbox to another or itself, of what the stack has cut or was to answer.
+/// From a sandbox to another or itself, of what the stack has cut or was to answer, or from who claims to be one.
 fn from_sandbox(random: &mut Random) -> Case {
     let version = version(random);
     let transport = any_transport(random);
     let mut ip = incoming(random, version, transport);
-    ip.source = scene::clone(version, random.below(NICS));
+    let any = random.below(NICS);
+    let sender = random.one_of(&[0, 1, 2, any]);
+    ip.source = scene::clone(version, sender);
     case(random, Hook::Shared, frame(&ip))
 }
 

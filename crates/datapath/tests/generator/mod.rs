@@ -15,7 +15,7 @@ pub(crate) mod scene;
 pub(crate) mod situations;
 
 use crate::model::{
-    Hook,
+    Hook, Origin,
     answers::{Flow, Via},
     world::{Credit, Meter},
 };
@@ -78,8 +78,7 @@ impl MeterAt {
 pub(crate) struct Step {
     pub(crate) hook: Hook,
     pub(crate) to_this_host: bool,
-    /// Whether the host's stack has it from somebody else.
-    pub(crate) forwarded: bool,
+    pub(crate) origin: Origin,
     pub(crate) frame: Vec<u8>,
     pub(crate) gso_size: u32,
     /// How many segments the kernel knows of. Of what comes from a TAP it doesn't: zero.
@@ -103,7 +102,7 @@ impl Step {
         Self {
             hook,
             to_this_host: true,
-            forwarded: false,
+            origin: Origin::Host,
             frame,
             gso_size: 0,
             gso_segs: 0,

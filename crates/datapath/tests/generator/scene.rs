@@ -24,6 +24,9 @@ pub(crate) const POLICIES: usize = 40;
 /// Policies below this number are made by hand; see [`policies`].
 pub(crate) const POLICIES_BY_HAND: usize = 12;
 
+/// Number of the host end of entry 0; those of the others follow.
+pub(crate) const HOST_ENDS: u32 = 1000;
+
 /// What entries 0 and 1 can be like.
 pub(crate) const HOST_SLOT: usize = 0;
 pub(crate) const ONLY_IPV4: usize = 1;
@@ -329,9 +332,9 @@ fn nic(number: usize, variant: usize, shared_ifindex: u32) -> Nic {
         },
         lease: 10 + number as u32,
         ifindex: if netns && number == 1 {
-            1000
+            HOST_ENDS
         } else {
-            1000 + number as u32
+            HOST_ENDS + number as u32
         },
         shared_ifindex,
         group: match number {

@@ -4,7 +4,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use super::{
-    Case, Change, Hook, Known, MeterAt, Step,
+    Case, Change, Hook, Known, MeterAt, Origin, Step,
     egress::{
         any_transport, echo, error_about, from_guest, outgoing, packet_inside, sent, settle,
         tcp_segment, twice, udp_datagram, version,
@@ -254,7 +254,9 @@ pub(super) fn answer_after_question(random: &mut Random) -> Case {
     let hook = random.one_of(&[Hook::Uplink, Hook::Shared]);
     let asked = question.frame([2; 6], scene::ROUTERS[0]);
     let mut asked = Step::new(hook, asked);
-    asked.forwarded = hook == Hook::Shared && random.chance(50);
+    if hook == Hook::Shared && random.chance(50) {
+        asked.origin = Origin::Uplink;
+    }
     case.steps.insert(1, asked);
     case.policy = random.one_of(&[1, 2, 3, 6]);
     if random.chance(30) {
@@ -273,7 +275,7 @@ pub(super) fn answer_after_question(random: &mut Random) -> Case {
         *flags = 0x10;
         let stray = question.frame([2; 6], scene::ROUTERS[0]);
         let mut stray = Step::new(hook, stray);
-        stray.forwarded = case.steps[1].forwarded;
+        stray.origin = case.steps[1].origin;
         case.steps.insert(1, stray);
     }
     case

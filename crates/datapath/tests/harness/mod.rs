@@ -14,7 +14,7 @@ use sandwire_datapath::abi;
 use crate::{
     generator::{Case, Change, Step, scene},
     model::{
-        self, Hook, Input, World,
+        self, Hook, Input, Origin, World,
         answers::Answer,
         world::{Counters, Credit, Policy, Prefix, State},
     },
@@ -264,7 +264,7 @@ impl Harness {
             hook: step.hook,
             class: 0,
             to_this_host: step.to_this_host,
-            forwarded: step.forwarded,
+            origin: step.origin,
             frame,
             gso_size: step.gso_size,
             gso_segs: step.gso_segs,
@@ -400,9 +400,12 @@ impl Harness {
         };
         let mut context = sys::Context::default();
         context.ifindex = ifindex;
-        if input.forwarded {
-            context.ingress_ifindex = self.ifindex[0];
-        }
+        context.ingress_ifindex = match input.origin {
+            Origin::Host => 0,
+            Origin::Shared => self.ifindex[4],
+            Origin::HostEnd(ifindex) => ifindex,
+            Origin::Uplink => self.ifindex[0],
+        };
         context.gso_size = step.gso_size;
         context.gso_segs = step.gso_segs;
         let ran = sys::test_run(program.as_fd(), &input.frame, &context)?;

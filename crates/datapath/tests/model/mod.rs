@@ -42,6 +42,18 @@ pub(crate) enum Hook {
     ToChild,
 }
 
+/// From where the host's stack has what it sends to a sandbox.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Origin {
+    /// It has made it.
+    Host,
+    /// A sandbox whose packet the data path handed up.
+    Shared,
+    /// A slot's host end of this number, past the data path.
+    HostEnd(u32),
+    Uplink,
+}
+
 /// A frame and what the kernel knows of it beside its bytes.
 #[derive(Clone, Debug)]
 pub(crate) struct Input {
@@ -50,8 +62,8 @@ pub(crate) struct Input {
     pub(crate) class: usize,
     /// Whether the interface took the frame as its own by the destination MAC.
     pub(crate) to_this_host: bool,
-    /// Whether the host's stack has it from somebody else; only [`Hook::Shared`].
-    pub(crate) forwarded: bool,
+    /// From where the host's stack has it; only [`Hook::Shared`].
+    pub(crate) origin: Origin,
     pub(crate) frame: Vec<u8>,
     /// Payload bytes of each segment; zero for a packet that goes out as it is.
     pub(crate) gso_size: u32,

@@ -3,7 +3,7 @@
 use sandwire_api::drop_reason::DropReason;
 
 use super::{
-    Dropped, Hook, Input, Macs, Outcome, Packet, Stage, Verdict, World,
+    Dropped, Hook, Input, Macs, Origin, Outcome, Packet, Stage, Verdict, World,
     answers::{self, Via},
     nat::{self, Changes, Replacement},
     packet::destination_of,
@@ -61,11 +61,13 @@ fn judge(world: &mut World, number: usize, input: &Input) -> Result<Outcome, Dro
     }
     let packet = packet.as_ref().map_err(|reason| by_receiver(*reason))?;
     let size = police::size(input, packet);
+    if let Some(sender) = world.clones.get(&packet.source)
+        && !may_come_from(world, *sender, input)
+    {
+        return Err(by_receiver(DropReason::SourceAddress));
+    }
     if nic.child {
         return Err(by_receiver(DropReason::NoRoute));
-    }
-    if outside && world.clones.contains_key(&packet.source) {
-        return Err(by_receiver(DropReason::SourceAddress));
     }
     let too_big = size.ip > nic.mtu as usize;
     // The stack puts fragments together before it cuts them anew: it gets all of a datagram or none.
@@ -77,7 +79,7 @@ fn judge(world: &mut World, number: usize, input: &Input) -> Result<Outcome, Dro
         return Err(by_receiver(DropReason::TooBig));
     }
     let via = if outside { Via::Uplink } else { Via::Stack };
-    let from_host = !outside && !input.forwarded;
+    let from_host = !outside && input.origin == Origin::Host;
     answers::learn(
         world,
         number,
@@ -95,6 +97,16 @@ fn judge(world: &mut World, number: usize, input: &Input) -> Result<Outcome, Dro
     let ingress = &mut world.nics[number].counters.ingress;
     ingress.add(input.frame.len(), size.segments);
     Ok(deliver(world, number, input, packet))
+}
+
+/// Whether what a sandbox has sent may come this way.
+fn may_come_from(world: &World, sender: usize, input: &Input) -> bool {
+    input.hook == Hook::Shared
+        && match input.origin {
+            Origin::Host | Origin::Shared => true,
+            Origin::HostEnd(ifindex) => world.nics[sender].ifindex == ifindex,
+            Origin::Uplink => false,
+        }
 }
 
 fn deliver(world: &World, number: usize, input: &Input, packet: &Packet) -> Outcome {

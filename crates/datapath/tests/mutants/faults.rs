@@ -440,6 +440,27 @@ pub(crate) const MUTANTS: &[Mutant] = &[
         &["from-uplink-spoofed"],
     ),
     mutant(
+        "whoever else is on the host believed to be a sandbox",
+        "to_guest.bpf.c",
+        "if (rarely(is_impostor(skb, &packet)))",
+        "if (0)",
+        &["from-host", "from-uplink-spoofed"],
+    ),
+    mutant(
+        "sandboxes that move taken for others",
+        "to_guest.bpf.c",
+        "sender->ifindex != skb->ingress_ifindex",
+        "sender->ifindex",
+        &["from-host"],
+    ),
+    mutant(
+        "sandboxes believed by each other's host ends",
+        "to_guest.bpf.c",
+        "!sender || sender->ifindex != skb->ingress_ifindex",
+        "!sender",
+        &["from-host"],
+    ),
+    mutant(
         "what can't be parsed dropped without a word",
         "to_guest.bpf.c",
         "return refuse(skb, receiver.index, receiver.flags, result, STAGE_PARSE);",

@@ -1,6 +1,10 @@
 //! What a sandbox can reach, and who can reach it: the host, the world beyond the uplink, each other.
 
-use std::net::{IpAddr, SocketAddr};
+use std::{
+    net::{IpAddr, SocketAddr, UdpSocket},
+    thread,
+    time::{Duration, Instant},
+};
 
 use sandwire_api::drop_reason::DropReason;
 use sandwire_slot::{
@@ -12,11 +16,12 @@ use sandwire_testlab::{
     host::{
         BEYOND_IPV4, BEYOND_IPV6, Beyond, ECHO_PORT, HOST_IPV4, HOST_IPV6, HTTP_PORT, WHO_AM_I_PORT,
     },
-    lab, namespace,
+    lab::{self, Lab},
+    namespace::{self, Namespace},
 };
 
 use crate::fixture::{
-    EBPF_KINDS, ebpf_pool, prepare,
+    EBPF_KINDS, ebpf_pool, plan, prepare,
     sandbox::{GATEWAY_MAC, Sandbox, tenancy},
     talk::{IN_VAIN, PATIENCE, http_get, http_get_once, serve_on_host, udp_echo},
     tear_down, web,
@@ -418,4 +423,108 @@ fn sandboxes_reach_each_other_only_in_their_group() {
         friends[0].guest.ping(nobody, IN_VAIN).unwrap_err();
         assert!(friends[0].dropped(&network, DropReason::NoSuchSandbox) > 0);
     });
+}
+
+/// A namespace behind an interface that is no uplink, as somebody else's containers are.
+fn attach_others(lab: &Lab) -> Namespace {
+    let others = lab.namespace("others");
+    lab.shell(
+        "sysctl -qw net.ipv4.conf.all.rp_filter=0 net.ipv4.conf.default.rp_filter=0
+         ip link add others0 type veth peer name eth0 netns others
+         ip address add 172.31.0.1/24 dev others0
+         ip address add fd00:31::1/64 dev others0 nodad
+         ip link set others0 up
+         ip -n others address add 172.31.0.2/24 dev eth0
+         ip -n others address add fd00:31::2/64 dev eth0 nodad
+         ip -n others link set eth0 up
+         ip -n others route add default via 172.31.0.1
+         ip -n others -6 route add default via fd00:31::1",
+    );
+    others
+}
+
+#[track_caller]
+fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !holds() {
+        assert!(Instant::now() < deadline, "{what}");
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn nobody_else_on_the_host_passes_for_a_sandbox() {
+    lab::run(|lab| {
+        let _beyond = Beyond::attach().unwrap();
+        let others = attach_others(lab);
+        for kind in EBPF_KINDS {
+            let team = r#"{"clone_to_clone":true,"group":"team"}"#;
+            let wide = ebpf_pool("wide", kind, team, "10.1.0.0/24", "fd00:1::/64");
+            // What is too long for it is cut by the host's stack.
+            let narrow = plan(&format!(
+                r#"{{"name":"narrow","kind":"{kind}","data_path":"ebpf","policy":{team},
+                    "tap":{{"mtu":1280}},
+                    "addresses":{{"plan":"prefix","ipv4":"10.2.0.0/24","ipv6":"fd00:2::/64"}}}}"#
+            ));
+            let network = prepare(&wide);
+            network.add_pool(&narrow).unwrap();
+            let sender = Sandbox::start(&network, &wide, 0);
+            let receiver = Sandbox::start(&network, &narrow, 0);
+            let refused = || receiver.dropped(&network, DropReason::SourceAddress);
+            let received = || network.traffic(&receiver.slot).unwrap().ingress.packets;
+
+            let before = received();
+            let known = sender.guest.network();
+            let target = SocketAddr::new(receiver.clone_addresses()[0], 9);
+            let source = SocketAddr::new(known.ipv4.0.into(), 1234);
+            let mut long = frame::udp(known.mac, GATEWAY_MAC, source, target, &[7; 1400]);
+            may_be_cut(&mut long);
+            sender.guest.send_frame(&long).unwrap();
+            wait_until("the parts don't come", || received() == before + 2);
+            assert_eq!(refused(), 0);
+
+            let addresses = sender.clone_addresses();
+            for (address, target) in addresses.into_iter().zip(receiver.clone_addresses()) {
+                let target = SocketAddr::new(target, 9);
+                others
+                    .run(&format!("ping -n -c 1 -W 20 {}", target.ip()))
+                    .unwrap();
+                let length = if address.is_ipv4() { 32 } else { 128 };
+                let claim = |verb: &str, rest: &str| {
+                    let line = format!("ip address {verb} {address}/{length} dev eth0 {rest}");
+                    others.run(&line).unwrap();
+                };
+                claim("add", if address.is_ipv4() { "" } else { "nodad" });
+                let (before, refused_before) = (received(), refused());
+                let send = || {
+                    let socket = UdpSocket::bind((address, 1234))?;
+                    Ok(socket.send_to(b"forged", target)?)
+                };
+                wait_until("it isn't refused", || {
+                    others.inside(send).unwrap();
+                    refused() > refused_before
+                });
+                assert_eq!(received(), before, "{address}");
+                claim("delete", "");
+                sender.guest.ping(target.ip(), PATIENCE).unwrap();
+            }
+            let slots = [sender.slot, receiver.slot];
+            drop((sender.guest, receiver.guest));
+            tear_down(&network, &slots);
+            for plan in [&wide, &narrow] {
+                network.remove_pool(plan).unwrap();
+            }
+        }
+    });
+}
+
+/// Takes "don't fragment" off an IPv4 packet in a frame.
+fn may_be_cut(frame: &mut [u8]) {
+    let word = |at: usize| u16::from_be_bytes([frame[at], frame[at + 1]]);
+    assert_eq!(word(20), 0x4000);
+    let (sum, carry) = word(24).overflowing_add(0x4000);
+    let sum = sum + u16::from(carry);
+    frame[20..22].fill(0);
+    frame[24..26].copy_from_slice(&sum.to_be_bytes());
 }
