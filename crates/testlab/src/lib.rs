@@ -6,7 +6,8 @@
 //! thread of the test, [`guest`] has real kernels. [`capabilities`] says what this machine can do, so that
 //! what can't be run is reported as not run.
 //!
-//! [`other_program`] is an eBPF program that somebody else put on an interface.
+//! [`other_program`] is an eBPF program that somebody else put on an interface, [`older_program`] one of another version of the
+//! product.
 //!
 //! [`podman`] runs real containers, [`containerd`] pods, [`openmetrics`] reads metrics as Prometheus does.
 //!
@@ -30,6 +31,7 @@ pub mod iperf3;
 pub mod kept_program;
 pub mod lab;
 pub mod namespace;
+pub mod older_program;
 pub mod openmetrics;
 pub mod other_program;
 pub mod pinger;

@@ -22,7 +22,7 @@ pub(crate) const MAPS: &str = "/sys/fs/bpf/sandwire/lab";
 
 #[test]
 #[ignore = "needs root: cargo xtask test netns"]
-fn killing_restarting_and_upgrading_the_daemon_loses_no_packet() {
+fn killing_and_restarting_the_daemon_loses_no_packet() {
     lab::run(|lab| {
         let mut world = World::start(lab, "route", 1);
         let guests = guests_in_touch(&world);
@@ -32,7 +32,8 @@ fn killing_restarting_and_upgrading_the_daemon_loses_no_packet() {
         thread::sleep(SECOND);
         world.daemon.restart().unwrap();
         thread::sleep(SECOND);
-        // The new version's executable lies where the old one's lay, and the unit is restarted.
+        // As for an upgrade, where another executable lies there by then: it exchanges the programs on slots, too
+        // (`crates/slot/tests/kernel_ebpf/versions.rs`).
         assert!(world.daemon.terminate().unwrap().success());
         world.daemon.restart().unwrap();
         thread::sleep(SECOND);

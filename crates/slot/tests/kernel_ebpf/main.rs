@@ -16,4 +16,5 @@ mod reach;
 mod switch;
 mod trace;
 mod uplinks;
+mod versions;
 mod xdp;
