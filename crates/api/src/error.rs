@@ -29,7 +29,7 @@ pub enum ErrorCode {
     Forbidden,
     /// There is no such pool, lease or published port for this caller.
     NotFound,
-    /// The name, address or port is taken. Nothing changed.
+    /// The name, address or port is taken, or there is no room left for what is asked. Nothing changed.
     Conflict,
     /// The pool has no ready slot right now; it is being filled: try again.
     PoolEmpty,

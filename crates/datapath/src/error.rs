@@ -72,13 +72,36 @@ pub enum Error {
         interface: String,
     },
     /// No room in a map whose size was set at the start.
-    #[error("the map {map} is full ({entries} entries)")]
+    #[error("the map {map} is full ({entries} entries): {}", advice(map))]
     Full {
         /// Which map.
         map: &'static str,
         /// Its size.
         entries: u32,
     },
+}
+
+/// What to do when a map is full. Those that no word is said of have room for as many as there are interfaces.
+fn advice(map: &str) -> &'static str {
+    match map {
+        "policies" => {
+            "have leases and pools share policies, which are kept once, or raise nics_max, to which this map's size is in \
+             proportion, and restart the daemon"
+        }
+        "prefixes" => {
+            "take prefixes out of policies, or have leases and pools share policies, which are kept once"
+        }
+        "rule_lists" => {
+            "take prefixes with rules of their own out of policies, or have leases and pools share policies, which are kept once"
+        }
+        "group_pairs" => {
+            "have sandboxes that may all talk to each other share a group, with clone_to_clone, or take groups out of talks_to"
+        }
+        "uplinks" => "name fewer interfaces in the daemon's setting uplinks",
+        _ => {
+            "raise nics_max in the daemon's configuration and restart it, or make pools smaller and release leases"
+        }
+    }
 }
 
 impl Error {
@@ -103,6 +126,34 @@ impl Error {
             operation,
             object: object.into(),
             source,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pins::MAPS;
+
+    #[test]
+    fn a_full_map_is_told_with_what_to_do() {
+        let text = |map| Error::Full { map, entries: 64 }.to_string();
+        assert_eq!(
+            text("nics"),
+            "the map nics is full (64 entries): raise nics_max in the daemon's configuration and restart it, or make pools \
+             smaller and release leases"
+        );
+        for map in [
+            "policies",
+            "prefixes",
+            "rule_lists",
+            "group_pairs",
+            "uplinks",
+        ] {
+            let is_one = MAPS.iter().any(|(known, _, _)| *known == map);
+            assert!(is_one, "there is no map {map}");
+            let text = text(map);
+            assert!(!text.ends_with(advice("nics")), "{text}");
         }
     }
 }

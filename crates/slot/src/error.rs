@@ -467,8 +467,11 @@ impl ServiceError {
             Self::Invalid { .. } | Self::Vsock(_) => ErrorCode::InvalidRequest,
             Self::Forbidden { .. } | Self::ForbiddenGroup { .. } => ErrorCode::Forbidden,
             Self::NotFound { .. } => ErrorCode::NotFound,
+            // A full map is no fault: others have all of the room that the settings leave.
             Self::Network {
-                source: NetworkError::Conflict { .. },
+                source:
+                    NetworkError::Conflict { .. }
+                    | NetworkError::Datapath(sandwire_datapath::Error::Full { .. }),
                 ..
             }
             | Self::Conflict { .. } => ErrorCode::Conflict,
@@ -498,5 +501,30 @@ impl ServiceError {
             path: path.to_owned(),
             source,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_map_is_no_fault_of_the_daemon_s() {
+        let full = sandwire_datapath::Error::Full {
+            map: "policies",
+            entries: 128,
+        };
+        let error = ServiceError::Network {
+            operation: "add the policy of",
+            object: "pool 'web'".to_owned(),
+            source: full.into(),
+        };
+        assert_eq!(error.code(), ErrorCode::Conflict);
+        assert_eq!(
+            error.to_string(),
+            "cannot add the policy of pool 'web': eBPF data path: the map policies is full (128 entries): have leases and pools \
+             share policies, which are kept once, or raise nics_max, to which this map's size is in proportion, and restart the \
+             daemon"
+        );
     }
 }

@@ -21,6 +21,9 @@ use crate::{
     policy,
 };
 
+const PREFIXES_FULL: &str = "the map prefixes is full (1000 entries): take prefixes out of policies, or have leases and pools share policies, which \
+     are kept once";
+
 /// A policy with so many prefixes, each with a rule for one of a few ports.
 fn policy_of(prefixes: u32) -> policy::Compiled {
     let rule = |port: u16| EgressRule {
@@ -57,7 +60,9 @@ fn netns_entries_are_taken_and_given_back() {
         }
         assert_eq!(taken, 251);
         let full = datapath.allocate(8).unwrap_err().to_string();
-        assert_eq!(full, "the map nics is full (256 entries)");
+        let expected =
+            "the map nics is full (256 entries): raise nics_max in the daemon's configuration";
+        assert!(full.starts_with(expected), "{full}");
         datapath.free(pair, 2);
         assert_eq!(datapath.allocate(2).unwrap(), NicIndex(252));
         assert_eq!(datapath.allocate(2).unwrap(), NicIndex(254));
@@ -242,7 +247,7 @@ fn netns_a_policy_that_does_not_fit_leaves_nothing() {
             .add_policy(&policy_of(600))
             .unwrap_err()
             .to_string();
-        assert_eq!(text, "the map prefixes is full (1000 entries)");
+        assert_eq!(text, PREFIXES_FULL);
         assert_eq!(datapath.policies.sizes().unwrap(), before);
         assert_eq!(datapath.policies(), [first]);
         let second = datapath.add_policy(&policy_of(300)).unwrap();
@@ -285,10 +290,7 @@ fn netns_what_can_t_be_removed_of_a_policy_stays_its_own_until_it_can() {
         datapath.policies.refuse_removals(true);
         datapath.remove_policy(removed);
         let half_written = datapath.add_policy(&policy_of(600)).unwrap_err();
-        assert_eq!(
-            half_written.to_string(),
-            "the map prefixes is full (1000 entries)"
-        );
+        assert_eq!(half_written.to_string(), PREFIXES_FULL);
         assert_eq!(datapath.policies(), [kept]);
         let keys = datapath.policies.prefix_keys().unwrap();
         assert_eq!(keys.len(), 1000, "the failure had the map full");
