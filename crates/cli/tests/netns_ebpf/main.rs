@@ -19,6 +19,7 @@ mod prefixes;
 mod processors;
 mod programs;
 mod restarts;
+mod room;
 mod sizes;
 mod tables;
 mod taps;
