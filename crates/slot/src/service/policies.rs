@@ -4,6 +4,7 @@
 //! after its last user left: until then packets under way may look at it.
 
 mod groups;
+mod hold;
 mod routed;
 
 use std::{
@@ -25,7 +26,7 @@ use sandwire_api::{
 use self::groups::{Groups, Membership};
 use super::{Caller, PoolEntry, Shared, Slots, State};
 use crate::{
-    error::{NetworkError, ServiceError},
+    error::ServiceError,
     lease::{LeaseKey, LeaseRecord},
     network::{PolicyIndex, Tenancy},
     plan::Plan,
@@ -217,78 +218,6 @@ impl Slots {
 }
 
 impl Shared {
-    /// Has the data path know a policy, and which groups may talk by it.
-    ///
-    /// # Errors
-    /// Nothing changed.
-    pub(super) fn hold_policy(
-        &self,
-        plan: &Plan,
-        policy: &PolicySpec,
-    ) -> Result<Held, ServiceError> {
-        let group = plan.group_of(policy);
-        let _gate = self
-            .policies_gate
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        if let Some(held) = self.hold_known(group, policy)? {
-            return Ok(held);
-        }
-        let have_more_to_talk = self.check_group_pairs(group, &policy.talks_to)?;
-        let held = self.add_policy(plan, policy)?;
-        if have_more_to_talk && let Err(source) = self.tell_group_pairs() {
-            let now = self.now();
-            self.lock().policies.give_up(&held, now);
-            return Err(not_added(plan, source));
-        }
-        Ok(held)
-    }
-
-    /// Has the data path know a policy of before a start, whatever has been given to others meanwhile.
-    /// [`Self::sync_group_pairs`] is to follow when it knows all of them: of those that it doesn't, groups that talk would stop.
-    pub(super) fn hold_former_policy(
-        &self,
-        plan: &Plan,
-        policy: &PolicySpec,
-    ) -> Result<Held, ServiceError> {
-        let _gate = self
-            .policies_gate
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        match self.hold_known(plan.group_of(policy), policy)? {
-            Some(held) => Ok(held),
-            None => self.add_policy(plan, policy),
-        }
-    }
-
-    /// Holds a policy that the data path knows. Refuses one whose groups can't be told from others.
-    fn hold_known(&self, group: &Name, policy: &PolicySpec) -> Result<Option<Held>, ServiceError> {
-        let policies = &mut self.lock().policies;
-        policies.groups.check(group, &policy.talks_to)?;
-        Ok(policies.hold(&key_of(group, policy)))
-    }
-
-    /// Has the data path know a policy that it doesn't know. Who calls this holds the gate.
-    fn add_policy(&self, plan: &Plan, policy: &PolicySpec) -> Result<Held, ServiceError> {
-        let group = plan.group_of(policy);
-        let key = key_of(group, policy);
-        let index = self
-            .network
-            .add_policy(policy)
-            .map_err(|source| not_added(plan, source))?;
-        let mut state = self.lock();
-        let policies = &mut state.policies;
-        let known = Known {
-            index: Arc::new(AtomicU32::new(index.0)),
-            users: 0,
-            routed: policy.has_own_routes().then(|| policy.clone()),
-            membership: policies.groups.add(group, &policy.talks_to),
-        };
-        policies.known.insert(Arc::clone(&key), known);
-        let held = policies.hold(&key);
-        Ok(held.expect("it was added under the gate"))
-    }
-
     /// Gives back the places of policies that nobody has had for a while.
     pub(super) fn remove_unused_policies(&self, now: Duration) {
         let due: Vec<PolicyIndex> = {
@@ -581,20 +510,6 @@ fn plan_error(plan: &Plan, source: crate::error::PlanError) -> ServiceError {
     }
 }
 
-fn not_added(plan: &Plan, source: NetworkError) -> ServiceError {
-    ServiceError::Network {
-        operation: "add the policy of",
-        object: format!("pool '{}'", plan.spec.name),
-        source,
-    }
-}
-
 fn index_of(place: &Place) -> PolicyIndex {
     PolicyIndex(place.load(Ordering::Relaxed))
-}
-
-fn key_of(group: &Name, policy: &PolicySpec) -> Arc<str> {
-    // Numbers and texts only: it can be written.
-    let text = serde_json::to_string(policy).unwrap_or_default();
-    format!("{group} {text}").into()
 }
