@@ -264,6 +264,8 @@ impl Dial {
         // Each write of a guest is a packet of its own already; holding it back only adds latency.
         sockopt::set_tcp_nodelay(&socket, true).map_err(refusal)?;
         tcp::reset_when_closed(&socket).map_err(refusal)?;
+        // No reason to refuse a connection.
+        let _ = tcp::bound_unsent(&socket, tcp::UNSENT_BYTES);
         let outcome = connect(&socket, &address);
         self.connect_outcome(socket, outcome)
     }

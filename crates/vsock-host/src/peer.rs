@@ -196,17 +196,20 @@ impl Peer {
         Ok(())
     }
 
-    /// Lets a Unix socket take about as much at once as may wait in all. What it doesn't take has to be copied
-    /// once more.
+    /// Lets a Unix socket take about as much at once as may wait in all, and TCP as much that it can't send. What it
+    /// doesn't take has to be copied once more.
     ///
     /// # Errors
     /// Of `getsockopt` or `setsockopt`.
     pub fn prepare_stream(&self, bytes: usize) -> io::Result<()> {
-        // TCP sizes its buffers better by itself, as long as nobody does.
-        if sockopt::socket_domain(&self.fd)? == AddressFamily::UNIX {
-            sockopt::set_socket_send_buffer_size(&self.fd, bytes)?;
+        match sockopt::socket_domain(&self.fd)? {
+            AddressFamily::UNIX => Ok(sockopt::set_socket_send_buffer_size(&self.fd, bytes)?),
+            // TCP sizes its buffers better by itself, as long as nobody does.
+            AddressFamily::INET | AddressFamily::INET6 => {
+                tcp::bound_unsent(&self.fd, u32::try_from(bytes).unwrap_or(u32::MAX))
+            }
+            _ => Ok(()),
         }
-        Ok(())
     }
 
     /// Passes bytes of a stream on, straight from the guest's memory; the rest is copied.

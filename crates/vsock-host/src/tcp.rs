@@ -1,13 +1,48 @@
-//! What TCP services are told otherwise than others: that a connection was broken off.
+//! What sockets to TCP services need otherwise than others: to tell that a connection was broken off, and a bound for what they
+//! hold.
 //!
 //! A socket that is closed says "end" to its other side, whatever the reason: a service that reads to the end would take
 //! half an upload for all of it. TCP alone has another word, a reset, and what hasn't arrived by then is forgotten. So each of
 //! our sockets to TCP services says that when it is closed, from its beginning on, so that the end of this process says it
 //! too; until a proper end has been passed on. Unix sockets and AF_VSOCK can't say it.
+//!
+//! TCP sizes a socket's buffer by itself, up to megabytes, so that what is under way to a distant service fits in. A service that
+//! doesn't read has that filled too, for each connection. So what is under way may be as much as TCP likes, and what
+//! isn't sent yet is bounded ([`bound_unsent`]): beyond, nothing is taken, as where a Unix socket is full.
 
-use std::{os::fd::AsFd, time::Duration};
+use std::{
+    io,
+    os::fd::{AsFd, AsRawFd},
+    time::Duration,
+};
 
 use rustix::net::{AddressFamily, sockopt};
+
+/// What a socket may hold unsent at first.
+pub const UNSENT_BYTES: u32 = 128 * 1024;
+
+/// Has a socket take no more while it holds that many bytes that it couldn't send; one write may go beyond that by a packet of 64
+/// KiB.
+///
+/// # Errors
+/// Of `setsockopt`.
+pub fn bound_unsent(socket: impl AsFd, bytes: u32) -> io::Result<()> {
+    let length = libc::socklen_t::try_from(size_of::<u32>()).expect("four");
+    // SAFETY: the option takes an unsigned int, which lives through the call.
+    let done = unsafe {
+        libc::setsockopt(
+            socket.as_fd().as_raw_fd(),
+            libc::IPPROTO_TCP,
+            libc::TCP_NOTSENT_LOWAT,
+            (&raw const bytes).cast(),
+            length,
+        )
+    };
+    match done {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
 
 /// Has a close say that the connection was broken off.
 ///

@@ -24,6 +24,7 @@ use sandwire_vsock_host::{
     limits::Limits,
     listener::ListenerError,
     readiness::Waker,
+    tcp::UNSENT_BYTES,
 };
 
 /// Everything until the end.
@@ -483,6 +484,34 @@ fn a_full_socket_takes_more_than_usual_as_long_as_its_guest_has_few_connections(
     let (wide, [alone, beside]) = (WIDE_BYTES as u64, [held[0].0, held[1].0]);
     assert!((wide * 3 / 4..=wide + PIPE).contains(&alone), "{alone}");
     assert!(beside < wide * 5 / 8, "{beside} beside another");
+}
+
+/// However much TCP would take for a service that is slow or far away.
+#[test]
+fn a_tcp_service_that_does_not_read_has_no_more_waiting_in_the_kernel_than_others() {
+    const PACKET: u64 = 64 * 1024;
+    let mut lab = Lab::new();
+    let service = TcpListener::bind("127.0.0.1:0").expect("a service that doesn't read");
+    let address = service.local_addr().expect("its address");
+    let limits = Limits {
+        guest_bytes: 2 * WIDE_BYTES as u64,
+        ..Limits::default()
+    };
+    let rule = format!(r#"1 {{"kind": "tcp", "address": "{address}"}}"#);
+    lab.add_with("web", &[&rule], limits).expect("a guest");
+    let passed_on = || lab.counters("web").snapshot().egress_bytes;
+    let held = [0; 2].map(|_: u64| {
+        let before = passed_on();
+        let mut caller = lab.call("web", 1).expect("a connection");
+        let (called, _) = service.accept().expect("it is passed on");
+        fill(&mut caller);
+        let arrived = rustix::io::ioctl_fionread(&called).expect("the kernel tells");
+        (passed_on() - before - arrived, caller, called)
+    });
+    let [alone, beside] = [held[0].0, held[1].0];
+    let (wide, few) = (WIDE_BYTES as u64, u64::from(UNSENT_BYTES));
+    assert!((wide / 2..=wide + PACKET).contains(&alone), "{alone}");
+    assert!(beside <= few + PACKET, "{beside} beside another");
 }
 
 #[test]

@@ -2,8 +2,8 @@
 //!
 //! Bytes go by `splice` through a pipe, a third of the work of copying them, unless a capture wants to see
 //! them. In one direction at most [`PIPE_BYTES`] (or the connection's limit) are on their way, and the next
-//! ones are taken only when those are gone: the sockets' own buffers hold back the sender. A Unix socket that
-//! is full gets a larger buffer, once: its reader is woken less often, and finds more.
+//! ones are taken only when those are gone: the sockets' own buffers hold back the sender. A socket that
+//! is full may hold more, once: its reader is woken less often, and finds more.
 //!
 //! An end on one side becomes a shutdown of writing on the other, once all before it is delivered, and the
 //! other direction goes on. A side that takes no more ends its direction alone too: what it had sent before
@@ -23,7 +23,8 @@ use crate::{readiness::Ready, tcp};
 const TURN_BYTES: usize = 1024 * 1024;
 /// Bytes that are copied at once where they have to be.
 pub const COPY_BYTES: usize = 64 * 1024;
-/// Kernel memory that a full Unix socket may take, where the usual is 208 KiB.
+/// Kernel memory that a full Unix socket may take, where the usual is 208 KiB; and what one of TCP may hold unsent, where that
+/// is [`tcp::UNSENT_BYTES`].
 pub const WIDE_BYTES: usize = 512 * 1024;
 
 /// One of the two directions.
@@ -220,10 +221,19 @@ impl Side {
             return false;
         }
         let socket = &self.socket;
-        // TCP sizes its buffers better by itself, as long as nobody does. What is asked for, Linux doubles.
-        sockopt::socket_domain(socket) == Ok(AddressFamily::UNIX)
-            && sockopt::socket_send_buffer_size(socket).is_ok_and(|bytes| bytes < WIDE_BYTES)
-            && sockopt::set_socket_send_buffer_size(socket, WIDE_BYTES / 2).is_ok()
+        match sockopt::socket_domain(socket) {
+            Ok(AddressFamily::UNIX) => {
+                // What is asked for, Linux doubles.
+                sockopt::socket_send_buffer_size(socket).is_ok_and(|bytes| bytes < WIDE_BYTES)
+                    && sockopt::set_socket_send_buffer_size(socket, WIDE_BYTES / 2).is_ok()
+            }
+            // TCP sizes its buffers better by itself, as long as nobody does; what it can't send is bounded.
+            Ok(AddressFamily::INET | AddressFamily::INET6) => {
+                let unsent = u32::try_from(WIDE_BYTES).expect("a fixed number");
+                tcp::bound_unsent(socket, unsent).is_ok()
+            }
+            _ => false,
+        }
     }
 }
 
@@ -395,4 +405,104 @@ impl Flow {
             carrier.pipes().give(pipe);
         }
     }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        io::{Read, Write},
+        os::unix::net::UnixStream,
+    };
+
+    use super::*;
+
+    /// With as much of everything as is asked for; what was copied, if it is to be.
+    #[derive(Default)]
+    struct Plenty {
+        pipes: PipePool,
+        copies: Option<Box<[u8]>>,
+        seen: usize,
+        reserved: usize,
+    }
+
+    impl Carrier for Plenty {
+        fn pipes(&mut self) -> &mut PipePool {
+            &mut self.pipes
+        }
+
+        fn copy_room(&mut self) -> Option<&mut [u8]> {
+            self.copies.as_deref_mut()
+        }
+
+        fn see(&mut self, _: Direction, bytes: &[u8]) {
+            self.seen += bytes.len();
+        }
+
+        fn reserve(&mut self, most: usize) -> usize {
+            self.reserved += most;
+            most
+        }
+
+        fn freed(&mut self, bytes: usize) {
+            self.reserved -= bytes;
+        }
+
+        fn moved(&mut self, _: Direction, _: usize) {}
+
+        fn ended(&mut self, _: Direction) {}
+
+        fn may_widen(&self) -> bool {
+            false
+        }
+    }
+
+    #[test]
+    fn bytes_stay_in_the_kernel_unless_somebody_wants_to_see_them() {
+        for is_seen in [false, true] {
+            let pair = || {
+                let (near, far) = UnixStream::pair().expect("a pair");
+                for stream in [&near, &far] {
+                    stream.set_nonblocking(true).expect("not to block");
+                }
+                (near, far)
+            };
+            let ((mut guest, near), (far, mut service)) = (pair(), pair());
+            let mut relay = Relay::new(near.into(), far.into());
+            let mut carrier = Plenty {
+                copies: is_seen.then(|| vec![0; COPY_BYTES].into_boxed_slice()),
+                ..Plenty::default()
+            };
+            let mut sent = 0;
+            // Until the service's socket takes nothing more, and what was taken for it waits in the relay.
+            while relay.buffered() == 0 {
+                sent += guest.write(&[7; 4096]).expect("writing");
+                relay.ready(0, READABLE);
+                relay.turn(&mut carrier);
+            }
+            let egress = &relay.egress;
+            let copied = egress.copied.len() - egress.delivered;
+            assert_eq!((egress.in_pipe == 0, copied != 0), (is_seen, is_seen));
+            assert_eq!(carrier.seen, if is_seen { sent } else { 0 });
+            assert_eq!(carrier.reserved, relay.buffered());
+            let mut got = 0;
+            while got < sent {
+                got += service.read(&mut [0; 65_536]).expect("reading");
+                relay.ready(1, WRITABLE);
+                relay.turn(&mut carrier);
+            }
+            assert_eq!((got, carrier.reserved), (sent, 0));
+        }
+    }
+
+    const READABLE: Ready = Ready {
+        token: 0,
+        read: true,
+        write: false,
+        hangup: false,
+    };
+    const WRITABLE: Ready = Ready {
+        read: false,
+        write: true,
+        ..READABLE
+    };
 }

@@ -98,7 +98,7 @@ fn messages_that_waited_are_passed_on_in_turns() {
 }
 
 #[test]
-fn a_unix_socket_gets_its_buffer_and_tcp_keeps_its_own() {
+fn a_unix_socket_gets_its_buffer_and_tcp_keeps_its_own_but_for_what_it_cannot_send() {
     let prepared = |fd: OwnedFd| {
         let before = sockopt::socket_send_buffer_size(&fd).expect("its size");
         let peer = Peer::new(fd, Framing::Stream);
@@ -108,12 +108,40 @@ fn a_unix_socket_gets_its_buffer_and_tcp_keeps_its_own() {
     };
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a listener");
     let address = listener.local_addr().expect("its address");
-    let stream = std::net::TcpStream::connect(address).expect("connecting");
-    let (before, after) = prepared(stream.into());
+    let connected = || {
+        let stream = std::net::TcpStream::connect(address).expect("connecting");
+        stream.set_nonblocking(true).expect("not to block");
+        stream
+    };
+    let (before, after) = prepared(connected().into());
     assert_eq!(before, after);
+    // A service that doesn't read: what it has no room for isn't sent.
+    let mut peer = Peer::new(connected().into(), Framing::Stream);
+    for promise in [64 * 1024, 1024 * 1024] {
+        peer.prepare_stream(promise).expect("an option");
+        peer.discard();
+        let block = vec![7; 64 * 1024];
+        while !peer.has_backlog() {
+            let wrote = peer.write(&[piece(&block)], &mut Spare::default());
+            assert!(matches!(wrote, Wrote::Bytes(_)));
+        }
+        let unsent = unsent(peer.fd());
+        let bounds = promise / 2..=promise + 64 * 1024;
+        assert!(bounds.contains(&unsent), "{unsent} of {promise}");
+    }
     let (ours, _theirs) = std::os::unix::net::UnixStream::pair().expect("a pair");
     let (before, after) = prepared(ours.into());
     assert!(after < before, "{before} bytes, then {after}");
+}
+
+/// Bytes of TCP that couldn't be sent yet.
+fn unsent(fd: BorrowedFd<'_>) -> usize {
+    const SIOCOUTQNSD: libc::Ioctl = 0x894b;
+    let mut bytes: libc::c_int = 0;
+    // SAFETY: the call writes an int, for which there is room.
+    let done = unsafe { libc::ioctl(fd.as_raw_fd(), SIOCOUTQNSD, &raw mut bytes) };
+    assert_eq!(done, 0, "{}", io::Error::last_os_error());
+    usize::try_from(bytes).expect("a length")
 }
 
 #[test]
