@@ -65,6 +65,13 @@ fn groups_of_tenants_have_services_of_their_own() {
             world.run(&format!("vsock policy allow a --owner-uid 2001 {rule}"));
         }
         let (called, accepted) = call(&mut caller, 7003, &mut friend);
+        // Both are called `a`, as is the lease of each.
+        for (uid, peer) in [(2001, "a:7000 of user 2003"), (2003, "a of user 2001")] {
+            let listed = world
+                .daemon
+                .json(&format!("vsock list a --owner-uid {uid}"));
+            assert_eq!(listed.unwrap()[0]["peer"], peer);
+        }
         stranger.listen(Kind::Stream, 7000);
         everybodys.listen(Kind::Stream, 7000);
         for (port, other) in [(7002, &mut stranger), (7000, &mut everybodys)] {

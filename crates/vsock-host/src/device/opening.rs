@@ -381,9 +381,12 @@ impl Vm {
             },
             route: None,
             seat: None,
-            name: caller
-                .as_ref()
-                .map_or_else(|| "client".to_owned(), |caller| caller.lease.to_string()),
+            name: match &caller {
+                Some(caller) if caller.tenant == self.key.tenant => caller.lease.to_string(),
+                // Another tenant's lease may be called as one's own.
+                Some(caller) => caller.to_string(),
+                None => "client".to_owned(),
+            },
             caller: caller.map(Box::new),
             marked,
         };

@@ -107,6 +107,32 @@ fn a_guest_reaches_a_sibling_by_its_alias_port() {
 }
 
 #[test]
+fn who_called_is_listed_by_lease_and_another_tenants_by_user_too() {
+    let mut host = Host::new(1);
+    let callee = host.vm_named(TENANT, "callee", None, Limits::default(), policy([]));
+    let mut called = callee.boot();
+    called.listen(Kind::Stream, SERVICE);
+    let to_callee = VsockDestination::Sandbox {
+        lease: name("callee"),
+        owner_uid: Some(TENANT),
+        port: SERVICE,
+    };
+    for (tenant, listed) in [(TENANT, "web"), (7, "web of user 7")] {
+        let rules = policy([rule(ALIAS, to_callee.clone())]);
+        let caller = host.vm_named(tenant, "web", None, Limits::default(), rules);
+        let mut calling = caller.boot();
+        let socket = calling.start_open(Kind::Stream, HOST_CID, ALIAS);
+        let accepted = called.accept(Kind::Stream, SERVICE).expect("accepting");
+        let connections = host.list();
+        let found = connections.iter().find(|found| !found.from_guest);
+        assert_eq!(found.map(|found| &*found.peer), Some(listed));
+        calling.reset(socket);
+        called.close(accepted).expect("closing");
+        callee.wait_for_connections(0);
+    }
+}
+
+#[test]
 fn a_guest_reaches_a_sibling_by_its_virtual_cid() {
     let mut pair = Pair::new(2);
     let (from, to) = pair.open(Kind::Stream, 77, SERVICE);
