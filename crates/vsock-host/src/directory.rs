@@ -259,7 +259,7 @@ impl Directory {
     /// is a sibling's virtual CID, by a rule that leads to that port of that sibling.
     ///
     /// # Errors
-    /// [`VsockRefusal::Cid`] for a CID that is nobody, [`VsockRefusal::Policy`] where no rule allows it,
+    /// [`VsockRefusal::Cid`] for a CID that is nobody or the guest itself, [`VsockRefusal::Policy`] where no rule allows it,
     /// [`VsockRefusal::SeqpacketUnsupported`] where the destination only has streams,
     /// [`VsockRefusal::Unreachable`] for a sandbox without a channel.
     pub fn route(
@@ -352,6 +352,10 @@ impl Inner {
                     tenant: owner_uid.unwrap_or(caller.key.tenant),
                     lease: lease.clone(),
                 };
+                if key == caller.key {
+                    // A pool's policy may name a lease of its own.
+                    return Err(VsockRefusal::Cid);
+                }
                 let port = first + (port - rule.port.first());
                 let vm = self.vms.get(&key).ok_or(VsockRefusal::Unreachable)?;
                 let peer = match owner_uid {
@@ -447,7 +451,8 @@ mod tests {
         {"port": "10-19", "to": {"kind": "sandbox", "lease": "db", "port": 5432}, "identity": true},
         {"port": "20", "to": {"kind": "sandbox", "lease": "db", "owner_uid": 7, "port": 80}},
         {"port": "30", "to": {"kind": "sandbox", "lease": "gone", "port": 80}},
-        {"port": "40", "to": {"kind": "tcp", "address": "127.0.0.1:80"}}"#;
+        {"port": "40", "to": {"kind": "tcp", "address": "127.0.0.1:80"}},
+        {"port": "50", "to": {"kind": "sandbox", "lease": "web", "port": 80}}"#;
 
     fn directory() -> Directory {
         let directory = Directory::new();
@@ -481,6 +486,8 @@ mod tests {
         assert_eq!(route(2, 20), to("/run/7.db/vsock.sock", 80));
         assert_eq!(route(2, 21), Err(VsockRefusal::Policy));
         assert_eq!(route(2, 30), Err(VsockRefusal::Unreachable));
+        assert_eq!(route(2, 50), Err(VsockRefusal::Cid), "itself");
+        assert_eq!(route(50, 80), Err(VsockRefusal::Cid), "itself");
     }
 
     #[test]
