@@ -1,5 +1,10 @@
 //! Guests that no worker serves: the test does, round by round, and looks in between.
 
+use std::{
+    net::{TcpListener, TcpStream},
+    os::fd::AsRawFd,
+};
+
 use sandwire_vsock_guest::{Socket, transport::RECEIVE};
 
 use super::*;
@@ -90,6 +95,82 @@ fn serve<T>(vm: &mut Vm, context: &mut Context, guest: thread::JoinHandle<T>) ->
         }
     }
     guest.join().expect("the guest")
+}
+
+/// What the kernel has received of that TCP connection, in packets with data.
+fn segments(stream: &TcpStream) -> u32 {
+    /// Where `tcpi_data_segs_in` is in `struct tcp_info`.
+    const PLACE: usize = 152;
+    let mut info = [0_u8; 256];
+    let mut length = libc::socklen_t::try_from(info.len()).expect("short");
+    // SAFETY: the kernel writes no more than `length` bytes, for which there is room.
+    let done = unsafe {
+        libc::getsockopt(
+            stream.as_raw_fd(),
+            libc::IPPROTO_TCP,
+            libc::TCP_INFO,
+            info.as_mut_ptr().cast(),
+            &raw mut length,
+        )
+    };
+    assert!(done == 0 && length as usize >= PLACE + 4);
+    u32::from_ne_bytes(info[PLACE..PLACE + 4].try_into().expect("four bytes"))
+}
+
+/// How often this thread has read.
+fn reads() -> u64 {
+    let counters = fs::read_to_string("/proc/thread-self/io").expect("the kernel's account");
+    let mut lines = counters.lines();
+    let reads = lines.find_map(|line| line.strip_prefix("syscr: "));
+    reads
+        .and_then(|reads| reads.parse().ok())
+        .expect("a number")
+}
+
+/// TCP makes a packet of each write, as it isn't to wait for more.
+#[test]
+fn small_packets_that_came_together_are_written_in_one_call_and_many_are_filled_by_one() {
+    let lab = Lab::new();
+    let service = TcpListener::bind("127.0.0.1:0").expect("a service");
+    let address = service.local_addr().expect("its address");
+    let rule = VsockRule {
+        to: VsockDestination::Tcp { address },
+        ..to_host(SERVICE)
+    };
+    let (machine, setup) = lab.prepare("web", vec![rule], Limits::default());
+    let mut context = lab.context();
+    let mut vm = Vm::new(setup, 0, &context).expect("a guest");
+    let path = machine.folder.join("vhost.sock");
+    let guest = thread::spawn(move || {
+        let mut guest = Guest::connect(&Settings::default(), &path).expect("a guest");
+        let socket = guest.open_stream(SERVICE).expect("connecting");
+        (guest, socket)
+    });
+    let (mut guest, socket) = serve(&mut vm, &mut context, guest);
+    let (mut called, _) = service.accept().expect("a connection");
+    let mut sent = 0;
+    while let length @ 1.. = guest.try_send(socket, &[7; 100]).expect("sending") {
+        sent += length;
+    }
+    assert!(sent >= 16 * 100, "{sent} bytes in packets of 100");
+    vm.serve_from_guest(&mut context);
+    let mut got = vec![0; sent];
+    called.read_exact(&mut got).expect("all of it");
+    assert_eq!(segments(&called), 1, "for {sent} bytes in packets of 100");
+
+    called.write_all(&vec![7; 64 * 1024]).expect("writing");
+    let number = vm.flows.numbers()[0];
+    let traffic = || machine.counters.snapshot();
+    let (packets, bytes) = (traffic().ingress_packets, traffic().ingress_bytes);
+    let before = reads();
+    vm.flow_is_ready(number, EventFlags::IN, &mut context);
+    let reads = reads() - before;
+    let traffic = traffic();
+    assert_eq!(traffic.ingress_bytes - bytes, 64 * 1024);
+    let packets = traffic.ingress_packets - packets;
+    assert!(packets >= 16, "{packets} packets");
+    assert!(reads <= 8, "{reads} reads for {packets} packets");
+    vm.close(&mut context);
 }
 
 #[test]
