@@ -17,7 +17,7 @@ compares the two. How to use it is told in [operate.md](operate.md) and in the r
 
 - **Exit status**: 0 done; 1 refused, nothing changed (a wrong command line too); 2 failed. `run` passes
   on its command's own, with 128 and the signal's number if it was killed, 126 or 127 if it could not be
-  started. `doctor` ends with 2 if something essential is missing.
+  started. `doctor` ends with 2 if something essential is missing, `health` if the daemon isn't ready.
 - **`--json`** prints exactly one JSON document on standard output. A failure prints
   `{\"error\": {\"code\": …, \"message\": …, \"exit_status\": …}}`; `code` is the API's, and
   `unavailable` where no daemon answers, `forbidden` where its socket may not be used. Of a `trace` that

@@ -9,6 +9,7 @@ mod daemon;
 mod doctor;
 mod exec;
 mod forward;
+mod health;
 mod identity;
 mod impair;
 mod lab;
@@ -33,6 +34,8 @@ use crate::{Context, failure::Outcome};
 pub(crate) enum Verb {
     /// Run the daemon in the foreground: fill pools, hand out slots, listen on the socket.
     Daemon(daemon::Arguments),
+    /// Say whether the daemon and its data path work, and what is wrong.
+    Health(health::Arguments),
     /// Create, list, show, change and delete pools of slots.
     #[command(subcommand)]
     Pool(pool::Verb),
@@ -90,6 +93,7 @@ impl Verb {
     pub(crate) fn run(self, context: &Context) -> Outcome {
         match self {
             Self::Daemon(arguments) => daemon::run(&arguments),
+            Self::Health(arguments) => health::run(context, &arguments),
             Self::Pool(verb) => pool::run(context, verb),
             Self::Acquire(arguments) => acquire::run(context, arguments),
             Self::Release(arguments) => release::run(context, &arguments),

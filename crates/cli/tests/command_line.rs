@@ -47,6 +47,7 @@ fn stderr(output: &Output) -> String {
 
 const VERBS: &[&str] = &[
     "daemon",
+    "health",
     "pool",
     "pool create",
     "pool list",
@@ -155,6 +156,7 @@ fn a_json_flag_of_the_command_is_not_ours() {
 
 /// Verbs that need the daemon.
 const TALKING: &[&str] = &[
+    "health",
     "pool list",
     "pool show web",
     "pool resize web 3",
@@ -464,6 +466,47 @@ fn a_trace_that_the_daemon_cuts_off_is_still_one_document() {
     assert_eq!(packets[0]["reason"], "metadata");
     let said = stderr(&output);
     assert!(said.contains("cannot trace lease a7"), "{said}");
+}
+
+/// As a probe takes it: the status says it, and the answer why.
+#[test]
+fn a_daemon_that_is_not_ready_ends_health_with_2() {
+    let folder = tempfile::tempdir().unwrap();
+    let body = |ready: bool| {
+        format!(
+            r#"{{"ready":{ready},"version":"1","instance":"default","problems":[{{"subject":"pool web","message":"why","blocking":{}}}]}}"#,
+            !ready
+        )
+    };
+    for (code, ready, expected, kind) in [(200, true, 0, "warning"), (503, false, 2, "error")] {
+        let folder = folder.path().join(code.to_string());
+        fs::create_dir(&folder).unwrap();
+        let socket = daemon(&folder, move |mut stream| {
+            let head = read_head(&mut stream).unwrap();
+            assert!(head.starts_with("GET /healthz "), "{head}");
+            let body = body(ready);
+            let head = format!(
+                "HTTP/1.1 {code} X\r\ncontent-length: {}\r\n\r\n",
+                body.len()
+            );
+            stream
+                .write_all(format!("{head}{body}").as_bytes())
+                .unwrap();
+        });
+        let output = sandwire(&format!("--socket {} health", socket.display()));
+        let said = stdout(&output);
+        assert_eq!(status(&output), expected, "{said}{}", stderr(&output));
+        assert!(
+            said.contains(&format!("\n{kind}: pool web: why\n")),
+            "{said}"
+        );
+        let output = sandwire(&format!("--json --socket {} health", socket.display()));
+        let document: Value = serde_json::from_str(&stdout(&output)).unwrap();
+        assert_eq!(
+            (status(&output), &document["ready"]),
+            (expected, &ready.into())
+        );
+    }
 }
 
 /// Waits for the end of a process, and ends it where it doesn't come.

@@ -176,8 +176,21 @@ fn what_the_manifests_start_exists_and_finds_its_files() {
         all.any(|mount| path.starts_with(mount["mountPath"].as_str().unwrap()))
     };
     assert!(holds(socket) && holds(Path::new("/run/netns")) && holds(Path::new("/sys/fs/bpf")));
+    let probe = &daemon["readinessProbe"]["exec"]["command"];
+    assert_eq!(probe, &json!(["sandwire", "health"]));
+    assert!(verbs.contains("## `sandwire health`"));
     assert_eq!(daemon["command"][3], "/etc/sandwire/sandwire.toml");
     assert!(holds(Path::new("/etc/sandwire/sandwire.toml")));
+}
+
+/// As under systemd: requests that run when it stops get ten seconds.
+#[test]
+fn the_daemon_has_as_long_to_stop_as_its_unit_gives_it() {
+    let unit = read("packaging/systemd/sandwire.service");
+    let (_, seconds) = unit.split_once("\nTimeoutStopSec=").unwrap();
+    let seconds: u64 = seconds.lines().next().unwrap().parse().unwrap();
+    let spec = find(&manifests(), "DaemonSet")["spec"]["template"]["spec"].clone();
+    assert_eq!(spec["terminationGracePeriodSeconds"], seconds);
 }
 
 /// What the daemon mounts has to be there for the node too: it names namespaces, and the file system of its pins outlives
