@@ -323,8 +323,8 @@ pub struct VsockConnection {
     pub from_guest: bool,
     /// The guest's CID.
     pub guest_cid: u32,
-    /// The guest's port.
-    pub guest_port: u32,
+    /// The guest's port. Null with a hybrid channel, as are both credits: only the guest's VMM knows them.
+    pub guest_port: Option<u32>,
     /// The other side's CID as the guest sees it.
     pub peer_cid: u32,
     /// The other side's port as the guest sees it.
@@ -338,11 +338,15 @@ pub struct VsockConnection {
     /// Bytes to the guest.
     pub ingress_bytes: u64,
     /// Bytes that the guest may still be sent.
-    pub peer_credit: u32,
+    pub peer_credit: Option<u32>,
     /// Bytes that the guest may still send.
-    pub own_credit: u32,
+    pub own_credit: Option<u32>,
     /// Bytes from the guest that the other side hasn't taken.
     pub queued_bytes: u64,
+    /// Bytes to the guest that it hasn't been given: what the other side has sent meanwhile. Null where nothing tells: until it is
+    /// connected, and of the host's AF_VSOCK before Linux 6.17.
+    #[serde(default)]
+    pub queued_ingress_bytes: Option<u64>,
     /// Milliseconds since it was asked for.
     pub age_milliseconds: u64,
 }

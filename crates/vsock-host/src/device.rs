@@ -509,16 +509,20 @@ impl Vm {
                 socket_type: key.kind,
                 from_guest: flow.from_guest,
                 guest_cid: self.cid,
-                guest_port: key.guest_port,
+                guest_port: Some(key.guest_port),
                 peer_cid: key.peer_cid,
                 peer_port: key.peer_port,
                 peer: flow.name.clone(),
                 state: connection.state(),
                 egress_bytes: flow.egress,
                 ingress_bytes: flow.ingress,
-                peer_credit: connection.credit.may_send(),
-                own_credit: connection.credit.guest_may_send(),
+                peer_credit: Some(connection.credit.may_send()),
+                own_credit: Some(connection.credit.guest_may_send()),
                 queued_bytes: u64::from(connection.credit.waiting()),
+                queued_ingress_bytes: match &flow.peer {
+                    Side::Connected(peer) => peer.waiting_for_guest(),
+                    Side::Dialing(_) | Side::Closed => None,
+                },
                 age_milliseconds: u64::try_from(
                     now.saturating_duration_since(flow.since).as_millis(),
                 )

@@ -21,7 +21,7 @@ use std::{
 
 use rustix::{
     event::{PollFd, PollFlags, Timespec, epoll::EventFlags},
-    io::Errno,
+    io::{Errno, ioctl_fionread},
     net::{AddressFamily, RecvFlags, Shutdown, recv, sockopt},
 };
 
@@ -164,6 +164,14 @@ impl Peer {
     #[must_use]
     pub fn waiting(&self) -> usize {
         self.backlog.len() - self.backlog_start + self.message_bytes
+    }
+
+    /// Bytes that wait for the guest, if the kernel tells: in the descriptor, and of the message that is being sent.
+    #[must_use]
+    pub fn waiting_for_guest(&self) -> Option<u64> {
+        let message = self.outgoing.as_ref();
+        let message = message.map_or(0, |message| message.bytes.len() - message.sent);
+        Some(ioctl_fionread(&self.fd).ok()? + message as u64)
     }
 
     /// Whether something waits for the descriptor.

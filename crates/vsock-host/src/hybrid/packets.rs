@@ -48,12 +48,6 @@ impl Packets {
         }
     }
 
-    /// The guest's port, a number of our own.
-    #[must_use]
-    pub fn guest_port(&self) -> u32 {
-        self.guest_port
-    }
-
     /// The port that the guest called.
     #[must_use]
     pub fn host_port(&self) -> u32 {

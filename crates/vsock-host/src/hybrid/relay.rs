@@ -12,7 +12,7 @@
 use std::os::fd::OwnedFd;
 
 use rustix::{
-    io::Errno,
+    io::{Errno, ioctl_fionread},
     net::{AddressFamily, RecvFlags, SendFlags, Shutdown, recv, send, shutdown, sockopt},
 };
 
@@ -156,6 +156,13 @@ impl Relay {
     #[must_use]
     pub fn queued_egress(&self) -> usize {
         self.egress.buffered()
+    }
+
+    /// Bytes that wait for the guest, those in the other's socket with them; none if the kernel doesn't tell of these.
+    #[must_use]
+    pub fn queued_ingress(&self) -> Option<u64> {
+        let unread = ioctl_fionread(&self.peer.socket).ok()?;
+        Some(unread + self.ingress.buffered() as u64)
     }
 
     /// Whether bytes wait for each socket to take more.

@@ -68,6 +68,28 @@ fn a_guest_reaches_a_service_of_the_host() {
 }
 
 #[test]
+fn what_the_guest_has_no_room_for_is_listed() {
+    let mut host = Host::new(1);
+    let vm = host.vm();
+    let mut guest = vm.boot();
+    let (socket, mut peer) = connected(&vm, &mut guest);
+    assert_eq!(host.list()[0].queued_ingress_bytes, Some(0));
+    peer.set_nonblocking(true).expect("not to block");
+    // The guest does nothing meanwhile.
+    let mut sent = 0;
+    eventually("something waits for it", || {
+        while let Ok(bytes) = peer.write(&[7; 4096]) {
+            sent += bytes;
+        }
+        host.list()[0].queued_ingress_bytes > Some(0)
+    });
+    assert_eq!(host.list()[0].queued_bytes, 0, "it has sent nothing");
+    let received = guest.receive_exact(socket, sent).expect("receiving");
+    assert_eq!(received.len(), sent);
+    assert_eq!(host.list()[0].queued_ingress_bytes, Some(0));
+}
+
+#[test]
 fn the_host_reaches_a_guest_and_learns_its_own_port() {
     let mut host = Host::new(1);
     let vm = host.vm();

@@ -61,7 +61,18 @@ fn connections_text(connections: &[VsockConnection]) -> String {
         return "no vsock connections\n".to_owned();
     }
     let mut table = render::table(&[
-        "LEASE", "TYPE", "STATE", "GUEST", "", "OTHER", "IS", "OUT", "IN", "CREDIT", "QUEUED",
+        "LEASE",
+        "TYPE",
+        "STATE",
+        "GUEST",
+        "",
+        "OTHER",
+        "IS",
+        "OUT",
+        "IN",
+        "CREDIT",
+        "QUEUED OUT",
+        "QUEUED IN",
         "AGE",
     ]);
     for connection in connections {
@@ -70,14 +81,15 @@ fn connections_text(connections: &[VsockConnection]) -> String {
             connection.lease.to_string(),
             type_text(connection.socket_type).to_owned(),
             state_text(connection.state).to_owned(),
-            format!("{}:{}", connection.guest_cid, connection.guest_port),
+            format!("{}:{}", connection.guest_cid, known(connection.guest_port)),
             arrow.to_owned(),
             format!("{}:{}", connection.peer_cid, connection.peer_port),
             connection.peer.clone(),
             render::bytes(connection.egress_bytes),
             render::bytes(connection.ingress_bytes),
-            format!("{}/{}", connection.own_credit, connection.peer_credit),
+            credit_text(connection),
             render::bytes(connection.queued_bytes),
+            known(connection.queued_ingress_bytes.map(render::bytes)),
             age_text(connection.age_milliseconds),
         ]);
     }
@@ -151,6 +163,18 @@ fn state_text(state: VsockState) -> &'static str {
     }
 }
 
+/// What the guest may still send, and be sent.
+fn credit_text(connection: &VsockConnection) -> String {
+    match (connection.own_credit, connection.peer_credit) {
+        (None, None) => known(None::<u32>),
+        (own, peer) => format!("{}/{}", known(own), known(peer)),
+    }
+}
+
+fn known(figure: Option<impl ToString>) -> String {
+    figure.map_or_else(|| "-".to_owned(), |figure| figure.to_string())
+}
+
 /// Most connections live for less than a second or for hours.
 fn age_text(milliseconds: u64) -> String {
     match milliseconds {
@@ -165,30 +189,41 @@ mod tests {
 
     #[test]
     fn a_connection_is_a_row_with_who_asked_whom() {
-        let connection = VsockConnection {
+        let mut connection = VsockConnection {
             lease: "web-1".parse().unwrap(),
             owner_uid: 1000,
             socket_type: VsockType::Seqpacket,
             from_guest: true,
             guest_cid: 3,
-            guest_port: 40_000,
+            guest_port: Some(40_000),
             peer_cid: 2,
             peer_port: 1024,
             peer: "/run/log.sock".to_owned(),
             state: VsockState::GuestClosed,
             egress_bytes: 2048,
             ingress_bytes: 3,
-            peer_credit: 65_536,
-            own_credit: 262_144,
+            peer_credit: Some(65_536),
+            own_credit: Some(262_144),
             queued_bytes: 0,
+            queued_ingress_bytes: Some(1024),
             age_milliseconds: 61_500,
         };
-        let text = connections_text(&[connection]);
-        let row = text.lines().nth(1).unwrap();
-        let words: Vec<&str> = row.split_whitespace().collect();
+        let row = |connection: &VsockConnection| {
+            let text = connections_text(std::slice::from_ref(connection));
+            let row = text.lines().nth(1).unwrap();
+            row.split_whitespace().collect::<Vec<_>>().join(" ")
+        };
         assert_eq!(
-            words.join(" "),
-            "web-1 seqpacket guest closed 3:40000 -> 2:1024 /run/log.sock 2.0 KiB 3 B 262144/65536 0 B 1m 1s"
+            row(&connection),
+            "web-1 seqpacket guest closed 3:40000 -> 2:1024 /run/log.sock 2.0 KiB 3 B 262144/65536 0 B 1.0 KiB 1m 1s"
+        );
+        // As with a hybrid channel.
+        connection.guest_port = None;
+        (connection.own_credit, connection.peer_credit) = (None, None);
+        connection.queued_ingress_bytes = None;
+        assert_eq!(
+            row(&connection),
+            "web-1 seqpacket guest closed 3:- -> 2:1024 /run/log.sock 2.0 KiB 3 B - 0 B - 1m 1s"
         );
         assert_eq!(age_text(12), "12ms");
     }

@@ -402,7 +402,7 @@ impl Router {
         for vm in vms {
             for number in &vm.connections {
                 if let Some(Entry::Connection(connection)) = self.entries.get(number) {
-                    list.push(connection.describe(&vm.setup.limits, vm.setup.cid, now));
+                    list.push(connection.describe(vm.setup.cid, now));
                 }
             }
         }
@@ -411,11 +411,12 @@ impl Router {
 }
 
 impl Connection {
-    fn describe(&self, limits: &Limits, cid: u32, now: Instant) -> VsockConnection {
-        let (state, (egress, ingress), queued) = match &self.stage {
-            Stage::Relaying { relay, .. } => (state(relay), relay.bytes(), relay.queued_egress()),
-            Stage::Dialing { .. } | Stage::Over => (VsockState::Connecting, (0, 0), 0),
+    fn describe(&self, cid: u32, now: Instant) -> VsockConnection {
+        let relay = match &self.stage {
+            Stage::Relaying { relay, .. } => Some(relay),
+            Stage::Dialing { .. } | Stage::Over => None,
         };
+        let (egress, ingress) = relay.map_or((0, 0), |relay| relay.bytes());
         let age = now.saturating_duration_since(self.begun).as_millis();
         VsockConnection {
             lease: self.vm.lease.clone(),
@@ -423,17 +424,18 @@ impl Connection {
             socket_type: VsockType::Stream,
             from_guest: true,
             guest_cid: cid,
-            guest_port: self.packets.guest_port(),
+            // That, and credit, its VMM keeps to itself.
+            guest_port: None,
             peer_cid: HOST_CID,
             peer_port: self.packets.host_port(),
             peer: self.route.peer.clone(),
-            state,
+            state: relay.map_or(VsockState::Connecting, |relay| state(relay)),
             egress_bytes: egress,
             ingress_bytes: ingress,
-            // Its VMM keeps the guest's own credit to itself.
-            peer_credit: 0,
-            own_credit: limits.connection_bytes,
-            queued_bytes: queued as u64,
+            peer_credit: None,
+            own_credit: None,
+            queued_bytes: relay.map_or(0, |relay| relay.queued_egress() as u64),
+            queued_ingress_bytes: relay.and_then(|relay| relay.queued_ingress()),
             age_milliseconds: u64::try_from(age).unwrap_or(u64::MAX),
         }
     }
