@@ -10,7 +10,7 @@ use crate::{Context, connection::cannot, failure::Outcome};
 /// Command line of `sandwire health`.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Exit status: 0 if it is ready, 2 if it is not or doesn't answer. A problem that only matters to some leaves it ready."
+    after_help = "Exit status: 0 if it is ready, 2 if it is not or doesn't answer. Warnings leave it ready."
 )]
 pub(crate) struct Arguments {}
 
