@@ -429,7 +429,7 @@ impl Connection {
             peer_cid: HOST_CID,
             peer_port: self.packets.host_port(),
             peer: self.route.peer.clone(),
-            state: relay.map_or(VsockState::Connecting, |relay| state(relay)),
+            state: relay.map_or(VsockState::Connecting, state),
             egress_bytes: egress,
             ingress_bytes: ingress,
             peer_credit: None,
