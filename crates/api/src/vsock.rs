@@ -238,7 +238,7 @@ pub struct VsockChannel {
     pub vhost_user_socket: Option<String>,
     /// What to tell QEMU; empty with `hybrid`.
     pub qemu_arguments: Vec<String>,
-    /// What to tell Cloud Hypervisor.
+    /// What to tell Cloud Hypervisor; with `vhost_user` its v53 or a newer one.
     pub cloud_hypervisor_arguments: Vec<String>,
     /// Body of Firecracker's `PUT /vsock`, as JSON; absent with `vhost_user`.
     pub firecracker_vsock: Option<String>,
