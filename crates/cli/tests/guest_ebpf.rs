@@ -8,6 +8,7 @@
 )]
 
 mod ebpf;
+mod streams;
 
 use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
@@ -25,12 +26,12 @@ use sandwire_testlab::{
     lab::{self, Lab},
     namespace::{self, Namespace},
     sandwire::Lease,
-    traffic::{self, BLOCK, Receiver, Stream},
+    traffic::{BLOCK, Receiver},
 };
+use streams::{STREAM_PORT, checksum_errors, send_from_guest, send_to_guest, super_packets};
 
 /// A gibibyte.
 const BLOCKS: u64 = (1 << 30) / BLOCK as u64;
-const STREAM_PORT: u16 = 9000;
 
 /// A real guest in a slot of each kind.
 struct Guests {
@@ -63,67 +64,6 @@ impl Guests {
     }
 }
 
-/// Has a guest send a stream to a receiver in a namespace; returns what both ends say.
-fn send_from_guest(lease: &Lease, receiver: Receiver, to: IpAddr, blocks: u64) -> (String, Stream) {
-    let receiving = thread::spawn(move || receiver.receive().unwrap());
-    let target = SocketAddr::new(to, STREAM_PORT);
-    let sent = GuestWeb::at(lease.ipv4)
-        .run(&format!("/usr/bin/lab-traffic send {target} {blocks}"))
-        .unwrap();
-    assert!(sent.contains("bytes"), "{}: {sent}", lease.name);
-    (sent.trim().to_owned(), receiving.join().unwrap())
-}
-
-/// Sends a stream to a guest from a namespace; returns what both ends say.
-fn send_to_guest(lease: &Lease, from: &Path, at: IpAddr, blocks: u64) -> (String, Stream) {
-    let web = GuestWeb::at(lease.ipv4);
-    let receiving = thread::spawn(move || {
-        web.run(&format!("/usr/bin/lab-traffic receive {STREAM_PORT}"))
-            .unwrap()
-    });
-    let target = SocketAddr::new(at, STREAM_PORT);
-    let deadline = Instant::now() + 10 * SECOND;
-    let sent = loop {
-        match namespace::inside(from, || traffic::send(target, blocks)) {
-            Ok(sent) => break sent,
-            Err(error) => assert!(Instant::now() < deadline, "{}: {error:#}", lease.name),
-        }
-        thread::sleep(SECOND / 20);
-    };
-    (receiving.join().unwrap().trim().to_owned(), sent)
-}
-
-/// Packets with a wrong checksum that a namespace has received.
-fn checksum_errors(netns: &Path) -> u64 {
-    let all = namespace::run_in(netns, "nstat -a -s -z -j").unwrap();
-    let counters: serde_json::Value = serde_json::from_str(&all).unwrap();
-    let counters = counters["kernel"].as_object().unwrap();
-    let found: Vec<u64> = counters
-        .iter()
-        .filter(|(name, _)| name.contains("CsumErrors"))
-        .map(|(_, value)| value.as_u64().unwrap())
-        .collect();
-    assert!(found.len() >= 4, "{counters:?}");
-    found.iter().sum()
-}
-
-/// Counts super-packets on an interface of a namespace while something goes on.
-fn super_packets(netns: &Path, interface: &str, work: impl FnOnce()) -> usize {
-    let line = format!("timeout 60 tcpdump -n -p -i {interface} -c 20 tcp and greater 60000");
-    let netns = netns.to_owned();
-    let capture = thread::spawn(move || {
-        let mut command = namespace::command_in(&netns, "sh");
-        let output = command
-            .args(["-c", &format!("{line} 2>/dev/null")])
-            .output()
-            .unwrap();
-        String::from_utf8_lossy(&output.stdout).lines().count()
-    });
-    thread::sleep(SECOND / 2);
-    work();
-    capture.join().unwrap()
-}
-
 #[test]
 #[ignore = "needs root and guests: cargo xtask test guest"]
 fn a_gibibyte_goes_each_way_in_super_packets() {
@@ -139,19 +79,19 @@ fn a_gibibyte_goes_each_way_in_super_packets() {
                     .inside(|| Receiver::listen(STREAM_PORT))
                     .unwrap()
             };
-            let out = super_packets(&beyond, "eth0", || {
+            let out = super_packets(&beyond, "eth0", 20, || {
                 let (sent, received) = send_from_guest(lease, listen(), BEYOND_IPV4.into(), BLOCKS);
                 assert_eq!(sent, received.to_string(), "{}", lease.name);
                 assert_eq!(received.bytes, 1 << 30);
             });
             assert_eq!(out, 20, "{}: no super-packets beyond the host", lease.name);
-            let into = super_packets(&lease.path, &lease.tap, || {
+            let into = super_packets(&lease.path, &lease.tap, 20, || {
                 let (received, sent) = send_to_guest(lease, &beyond, lease.ipv4, BLOCKS);
                 assert_eq!(received, sent.to_string(), "{}", lease.name);
                 assert_eq!(sent.bytes, 1 << 30);
             });
             assert_eq!(into, 20, "{}: no super-packets to the guest", lease.name);
-            // Its driver has no segmentation of IPv6 to offload; so these are packets of the MTU.
+            // Its driver has no segmentation of IPv6 to offload; so these are packets of the MTU. QEMU's guests have it.
             let (sent, received) =
                 send_from_guest(lease, listen(), BEYOND_IPV6.into(), BLOCKS / 16);
             assert_eq!(sent, received.to_string(), "{}", lease.name);

@@ -21,7 +21,7 @@ use serde_json::json;
 use super::{
     Vmm, console::Console, cpu_can_virtualise, initramfs, kernel::Kernel, mac_text, qmp::Qmp,
 };
-use crate::{fake_guest::GuestNetwork, namespace};
+use crate::{fake_guest::GuestNetwork, namespace, sandwire};
 
 /// How QEMU runs the guest's instructions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,10 +77,36 @@ impl Recipe {
         folder: &Path,
         script: &str,
     ) -> Result<Self> {
+        Self::prepare_of(kernel, network, folder, &[], script)
+    }
+
+    /// Like [`Recipe::prepare_with`], with `/usr/bin/lab-traffic` in the guest (see [`crate::traffic`]).
+    ///
+    /// # Errors
+    /// If that or busybox isn't there, or the folder can't be written.
+    pub fn prepare_with_traffic(
+        kernel: &Kernel,
+        network: &GuestNetwork,
+        folder: &Path,
+        script: &str,
+    ) -> Result<Self> {
+        let executable = sandwire::beside("lab-traffic")?;
+        let copy = initramfs::stripped(&executable, folder, "lab-traffic")?;
+        let programs = [("lab-traffic".to_owned(), copy)];
+        Self::prepare_of(kernel, network, folder, &programs, script)
+    }
+
+    fn prepare_of(
+        kernel: &Kernel,
+        network: &GuestNetwork,
+        folder: &Path,
+        programs: &[(String, PathBuf)],
+        script: &str,
+    ) -> Result<Self> {
         let modules = kernel.modules_for(&["virtio_pci", "virtio_net"])?;
         let path = folder.join("qemu.cpio");
-        fs::write(&path, initramfs::build(network, &modules, script)?)
-            .with_context(|| format!("write {}", path.display()))?;
+        let content = initramfs::build_with(network, &modules, programs, script)?;
+        fs::write(&path, content).with_context(|| format!("write {}", path.display()))?;
         Ok(Self {
             kernel: kernel.image.clone(),
             initramfs: path,
