@@ -18,7 +18,7 @@ compares the two. How to use it is told in [operate.md](operate.md) and in the r
 - **Exit status**: 0 done; 1 refused, nothing changed (a wrong command line too); 2 failed. `run` passes
   on its command's own, with 128 and the signal's number if it was killed, 126 or 127 if it could not be
   started. `doctor` ends with 2 if something essential is missing, `health` if the daemon isn't ready.
-- **`--json`** prints exactly one JSON document on standard output. A failure prints
+- **`--json`** prints exactly one JSON document on standard output (`forward` alone one a line, for as long as it runs). A failure prints
   `{\"error\": {\"code\": …, \"message\": …, \"exit_status\": …}}`; `code` is the API's, and
   `unavailable` where no daemon answers, `forbidden` where its socket may not be used. Of a `trace` that
   fails once it has begun, the array of packets is the document, and the status says that it failed.
@@ -62,7 +62,7 @@ fn describe(command: &Command, inherited: &[&Id], text: &mut String) {
     if !arguments.is_empty() {
         text.push_str("| argument | meaning |\n|---|---|\n");
         for argument in arguments {
-            let _ = writeln!(text, "| `{}` | {} |", spelling(argument), meaning(argument));
+            let _ = writeln!(text, "| {} | {} |", spellings(argument), meaning(argument));
         }
         text.push('\n');
     }
@@ -78,6 +78,15 @@ fn describe(command: &Command, inherited: &[&Id], text: &mut String) {
         .filter(|found| found.get_name() != "help")
     {
         describe(subcommand, &inherited, text);
+    }
+}
+
+/// The long form with its value, then the short one, if there is one.
+fn spellings(argument: &Arg) -> String {
+    let long = format!("`{}`", spelling(argument));
+    match argument.get_short() {
+        Some(short) => format!("{long}, `-{short}`"),
+        None => long,
     }
 }
 
@@ -166,6 +175,13 @@ fn every_verb_and_flag_is_described() {
                 .filter(|long| !["help", "version"].contains(long))
             {
                 assert!(text.contains(&format!("`--{long}")), "--{long} is missing");
+                let name = command.get_bin_name().unwrap_or_default();
+                let section = text.split(&format!("## `{name}`\n")).nth(1);
+                let section = section.and_then(|rest| rest.split("\n## ").next());
+                for short in argument.get_short() {
+                    let spelt = section.is_some_and(|text| text.contains(&format!("`-{short}`")));
+                    assert!(spelt, "-{short} of {name} is missing");
+                }
             }
             let help = argument
                 .get_help()
