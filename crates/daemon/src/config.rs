@@ -511,6 +511,25 @@ ipv6 = "fd00:c10e::/64"
         assert_eq!(config.identities.len(), 1);
     }
 
+    /// So an operator may uncomment a line that isn't called an example, and nothing changes.
+    #[test]
+    fn what_the_example_shows_of_a_pool_is_the_default_or_called_an_example() {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging/sandwire.toml");
+        let text = fs::read_to_string(&path).unwrap();
+        let pool = text.split("\n#[[pool]]\n").nth(1).unwrap();
+        let pool = pool.split("\n#[[pool.access]]\n").next().unwrap();
+        let mut shown = "[[pool]]\n".to_owned();
+        let mut is_example = false;
+        for line in pool.lines() {
+            match line.strip_prefix('#').filter(|rest| !rest.starts_with(' ')) {
+                Some(key) if !is_example || line.starts_with("#[") => shown += &format!("{key}\n"),
+                _ => {}
+            }
+            is_example = line.starts_with("# Example");
+        }
+        assert_eq!(parse(&shown).unwrap().pools, parse(POOL).unwrap().pools);
+    }
+
     /// Blocks of TOML in a document that are of this file: those with pools, or with settings of one that is left out.
     fn pools_of(document: &str) -> Vec<String> {
         let blocks = document.split("```toml\n").skip(1);
