@@ -17,7 +17,7 @@ use aya::{
 
 use crate::command;
 
-/// Where such a program sits on the way into an interface.
+/// Where such a program sits on an interface: on the way in, but for one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
     /// TCX, before all others that are there now.
@@ -27,6 +27,8 @@ pub enum Place {
     /// A `cls_bpf` filter of this priority; low ones run first. The interface must have an `ingress` or
     /// `clsact` queueing discipline.
     Filter(u16),
+    /// TCX on the way out, after all others that are there now.
+    TcxEgress,
     /// XDP in the driver, before everything else.
     Xdp,
 }
@@ -38,7 +40,7 @@ pub struct OtherProgram {
 }
 
 impl OtherProgram {
-    /// Compiles the program into `folder` and attaches it to the way in of an interface.
+    /// Compiles the program into `folder` and attaches it to an interface.
     ///
     /// # Errors
     /// If clang, the verifier or the hook refuses it.
@@ -48,7 +50,7 @@ impl OtherProgram {
             Ebpf::load_file(&object).with_context(|| format!("load {}", object.display()))?;
         let options = match place {
             Place::TcxFirst => Some(TcAttachOptions::TcxOrder(LinkOrder::first())),
-            Place::TcxLast => Some(TcAttachOptions::TcxOrder(LinkOrder::last())),
+            Place::TcxLast | Place::TcxEgress => Some(TcAttachOptions::TcxOrder(LinkOrder::last())),
             Place::Filter(priority) => Some(TcAttachOptions::Netlink(NlOptions {
                 priority,
                 handle: TcHandle::AUTO_ASSIGN,
@@ -56,8 +58,12 @@ impl OtherProgram {
             })),
             Place::Xdp => None,
         };
+        let way = match place {
+            Place::TcxEgress => TcAttachType::Egress,
+            _ => TcAttachType::Ingress,
+        };
         let attached = match options {
-            Some(options) => attach_to_tc(&mut program, interface, options),
+            Some(options) => attach_to_tc(&mut program, interface, way, options),
             None => attach_to_driver(&mut program, interface),
         };
         attached
@@ -79,13 +85,18 @@ impl OtherProgram {
     }
 }
 
-fn attach_to_tc(program: &mut Ebpf, interface: &str, options: TcAttachOptions) -> Result<()> {
+fn attach_to_tc(
+    program: &mut Ebpf,
+    interface: &str,
+    way: TcAttachType,
+    options: TcAttachOptions,
+) -> Result<()> {
     let classifier: &mut SchedClassifier = program
         .program_mut("count")
         .context("the object has no program")?
         .try_into()?;
     classifier.load().context("load it")?;
-    classifier.attach_with_options(interface, TcAttachType::Ingress, options)?;
+    classifier.attach_with_options(interface, way, options)?;
     Ok(())
 }
 
@@ -167,6 +178,7 @@ mod tests {
                 Place::TcxFirst,
                 Place::TcxLast,
                 Place::Filter(7),
+                Place::TcxEgress,
                 Place::Xdp,
             ];
             let programs: Vec<OtherProgram> = places

@@ -23,8 +23,11 @@ fn other_peoples_programs_stay_before_and_after_ours() {
         lab.run("tc qdisc add dev up0 clsact");
         let attach =
             |interface: &str, place| OtherProgram::attach(lab.folder(), interface, place).unwrap();
-        // On the uplink: before ours, and after ours in both hooks.
-        let first = attach("up0", Place::TcxFirst);
+        // On the uplink: before ours, after ours in both hooks, and where what passed ours leaves.
+        let (first, out) = (
+            attach("up0", Place::TcxFirst),
+            attach("up0", Place::TcxEgress),
+        );
         world.add_pools(1, &json!({"uplink": "route"}));
         let (last, filter) = (
             attach("up0", Place::TcxLast),
@@ -43,7 +46,7 @@ fn other_peoples_programs_stay_before_and_after_ours() {
             .collect();
         for round in ["before", "after"] {
             let seen = |program: &OtherProgram| program.packets().unwrap();
-            let was = [seen(&first), seen(&last), seen(&filter)];
+            let was = [seen(&first), seen(&last), seen(&out)];
             for ((lease, guest), (low, high)) in guests.iter().zip(&around) {
                 let was = [seen(low), seen(high)];
                 for _ in 0..10 {
@@ -57,6 +60,11 @@ fn other_peoples_programs_stay_before_and_after_ours() {
                 );
             }
             assert!(seen(&first) - was[0] >= 20, "{round} restart");
+            let left = seen(&out) - was[2];
+            assert!(
+                left >= 20,
+                "{round} restart: {left} packets of 20 that passed ours"
+            );
             world
                 .beyond
                 .run(&format!("ping -n -q -c 5 -i 0.05 -W 5 {HOST_IPV4}"))
