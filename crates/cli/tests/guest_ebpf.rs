@@ -13,6 +13,7 @@ mod streams;
 use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
     path::Path,
+    sync::atomic::{AtomicBool, Ordering},
     thread,
     time::Instant,
 };
@@ -324,55 +325,78 @@ fn assert_refused(address: IpAddr) {
     );
 }
 
+/// Measurements of a neighbour, alone and beside a flood by turns.
+const ROUNDS: usize = 21;
+
 #[test]
 #[ignore = "needs root and guests: cargo xtask test guest"]
 fn a_guest_that_floods_does_not_starve_its_neighbour() {
-    lab::run_within(200 * SECOND, |lab| {
+    lab::run_within(400 * SECOND, |lab| {
         let guests = Guests::start(lab, World::start(lab, "route", 2));
         let world = &guests.world;
-        let blocks = BLOCKS / 8;
-        let throughput = |lease: &Lease| {
-            let receiver = world
-                .beyond
-                .inside(|| Receiver::listen(STREAM_PORT))
-                .unwrap();
-            let started = Instant::now();
-            let (sent, received) = send_from_guest(lease, receiver, BEYOND_IPV4.into(), blocks);
-            assert_eq!(sent, received.to_string(), "{}", lease.name);
-            let megabytes = u32::try_from(received.bytes / 1_000_000).unwrap();
-            f64::from(megabytes) / started.elapsed().as_secs_f64()
-        };
         for (pool, lease) in POOLS.iter().zip(&guests.leases) {
             let (bad, flooder) = world.guest(pool, &format!("{pool}-bad"));
-            let alone = throughput(lease);
-            let frames = garbage(&flooder.network());
-            let flood = thread::spawn(move || {
-                let sent = flooder.flood(frames, 12 * SECOND).unwrap();
-                (flooder, sent)
-            });
-            thread::sleep(SECOND / 2);
-            let beside = throughput(lease);
-            assert!(
-                !flood.is_finished(),
-                "the flood was over before the neighbour was done"
-            );
-            let (_flooder, sent) = flood.join().unwrap();
+            let (mut alone, mut beside, mut floods) = (Vec::new(), Vec::new(), Vec::new());
+            for _ in 0..ROUNDS {
+                alone.push(throughput(world, lease));
+                let (measured, flood) = beside_flood(&flooder, || throughput(world, lease));
+                beside.push(measured);
+                floods.push(flood);
+            }
+            let [alone, beside, flood] = [alone, beside, floods].map(median);
             println!(
-                "{pool}: {:.0} MB/s alone, {:.0} MB/s beside a flood of {} frames a second",
-                alone,
-                beside,
-                sent / 12
+                "{pool}: {alone:.0} MB/s alone, {beside:.0} MB/s ({:.2}) beside a flood of {flood:.0} frames a second",
+                beside / alone
             );
-            // Two cores for two guests and the path: a third is what is fair. On a machine with seven tasks for its two
-            // cores 0.33 to 0.55 of what was measured alone were left, as the other tasks were luckier in one of the two
-            // measurements; a neighbour that starves is left with nothing. So half of what is fair is the bound.
-            assert!(beside > alone / 6.0, "{pool}: starved");
+            // Alone the guest and who receives keep a core each busy; with whoever floods three tasks share two cores, which
+            // leaves each two thirds. What else a machine does takes from one measurement what it leaves to the next: with
+            // some eighteen other tasks on two cores they differed tenfold, and of the medians 0.43 to 1.9 were left. A neighbour
+            // that starves is left with nothing, so the bound is lower than what is fair.
+            assert!(beside > alone / 4.0, "{pool}: starved");
             let drops = world.detail(&bad)["traffic"]["drops"].to_string();
             for reason in ["source_address", "source_mac", "malformed", "ethertype"] {
                 assert!(drops.contains(reason), "{pool}: {drops}");
             }
         }
     });
+}
+
+/// Megabytes a second that a guest sends to beyond the host.
+fn throughput(world: &World, lease: &Lease) -> f64 {
+    let listen = || Receiver::listen(STREAM_PORT);
+    let receiver = world.beyond.inside(listen).unwrap();
+    let started = Instant::now();
+    let (sent, received) = send_from_guest(lease, receiver, BEYOND_IPV4.into(), BLOCKS / 32);
+    assert_eq!(sent, received.to_string(), "{}", lease.name);
+    let megabytes = u32::try_from(received.bytes / 1_000_000).unwrap();
+    f64::from(megabytes) / started.elapsed().as_secs_f64()
+}
+
+/// Has a guest send as much garbage as it can until some work is done; returns what came of that, and the guest's frames a second.
+fn beside_flood(flooder: &FakeGuest, work: impl FnOnce() -> f64) -> (f64, f64) {
+    let is_over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let flood = scope.spawn(|| {
+            let (started, mut sent) = (Instant::now(), 0);
+            // Work that fails doesn't say that it is over.
+            while !is_over.load(Ordering::Relaxed) && started.elapsed() < 60 * SECOND {
+                sent += flooder
+                    .flood(garbage(&flooder.network()), SECOND / 20)
+                    .unwrap();
+            }
+            f64::from(u32::try_from(sent).unwrap()) / started.elapsed().as_secs_f64()
+        });
+        thread::sleep(SECOND / 10);
+        let came = work();
+        assert!(!flood.is_finished(), "the flood ended before the work");
+        is_over.store(true, Ordering::Relaxed);
+        (came, flood.join().unwrap())
+    })
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
 }
 
 /// Frames that are wrong in a way each, and one that is right.
