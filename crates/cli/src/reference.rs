@@ -178,7 +178,7 @@ fn every_verb_and_flag_is_described() {
                 let name = command.get_bin_name().unwrap_or_default();
                 let section = text.split(&format!("## `{name}`\n")).nth(1);
                 let section = section.and_then(|rest| rest.split("\n## ").next());
-                for short in argument.get_short() {
+                if let Some(short) = argument.get_short() {
                     let spelt = section.is_some_and(|text| text.contains(&format!("`-{short}`")));
                     assert!(spelt, "-{short} of {name} is missing");
                 }
