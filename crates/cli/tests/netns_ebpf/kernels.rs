@@ -18,7 +18,7 @@ use crate::{
         POOLS, SECOND, StackWatch, World, assert_a_port_is_published, assert_none_lost, wait_until,
     },
     moves::begin_move,
-    uplinks::assert_fq_sends_later,
+    uplinks::{assert_fq_delays_tcp, assert_fq_sends_later},
 };
 
 #[test]
@@ -119,6 +119,7 @@ fn assert_a_life_goes_well(lab: &Lab, world: &mut World) {
     assert_in_touch(&lease, &guest);
     assert_eq!(world.detail(&lease)["defects"], json!([]));
     assert_fq_sends_later(world);
+    assert_fq_delays_tcp(lab, world);
     guest.detach().unwrap();
     assert_nothing_is_left(lab, world);
 }

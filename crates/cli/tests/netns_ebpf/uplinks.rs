@@ -13,8 +13,9 @@ use sandwire_testlab::{
     fake_guest::{FakeGuest, frame},
     host::{BEYOND_IPV4, BEYOND_IPV6, ECHO_PORT, WHO_AM_I_PORT, serve_udp},
     lab::{self, Lab},
-    namespace::Namespace,
+    namespace::{self, Namespace},
     sandwire::Lease,
+    traffic::{self, Receiver},
 };
 use serde_json::{Value, json};
 
@@ -505,6 +506,33 @@ pub(crate) fn assert_fq_sends_later(world: &World) {
     let drops = world.detail(&lease)["traffic"]["drops"].to_string();
     assert!(!drops.contains("bit_limit"), "{drops}");
     assert_few_wait(world, (&lease, &guest));
+}
+
+/// TCP of a process in a netns slot, with more under way at once than the burst and less than may wait, sees delay alone.
+pub(crate) fn assert_fq_delays_tcp(lab: &Lab, world: &World) {
+    lab.shell("ip netns exec beyond sysctl -q -w 'net.ipv4.tcp_rmem=4096 8192 8192'");
+    let limits = json!({"egress": {"bits_per_second": 400_000, "burst_bytes": 2_000}});
+    let policy = json!({"uplink": "route", "limits": limits});
+    let acquired = world.daemon.json("acquire netns paced --process").unwrap();
+    let lease = Lease::read(&acquired).unwrap();
+    world.daemon.set_policy("paced", &policy).unwrap();
+    let blocks = 2;
+    for server in [IpAddr::from(BEYOND_IPV4), BEYOND_IPV6.into()] {
+        let receiver = world
+            .beyond
+            .inside(|| Receiver::listen(OTHER_PORT))
+            .unwrap();
+        let receiving = thread::spawn(move || receiver.receive().unwrap());
+        let target = SocketAddr::new(server, OTHER_PORT);
+        let started = Instant::now();
+        let sent = namespace::inside(&lease.path, || traffic::send(target, blocks)).unwrap();
+        let took = started.elapsed();
+        assert_eq!(receiving.join().unwrap(), sent, "to {server}");
+        // At 50,000 bytes a second.
+        assert!(took > SECOND * 2, "to {server}: within {took:?}");
+    }
+    let drops = world.detail(&lease)["traffic"]["drops"].to_string();
+    assert!(!drops.contains("bit_limit"), "{drops}");
 }
 
 /// The queue is everybody's, and takes a number of packets: who floods it with small ones has few there.
