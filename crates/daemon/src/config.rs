@@ -521,9 +521,10 @@ ipv6 = "fd00:c10e::/64"
         let mut shown = "[[pool]]\n".to_owned();
         let mut is_example = false;
         for line in pool.lines() {
-            match line.strip_prefix('#').filter(|rest| !rest.starts_with(' ')) {
-                Some(key) if !is_example || line.starts_with("#[") => shown += &format!("{key}\n"),
-                _ => {}
+            let key = line.strip_prefix('#').filter(|rest| !rest.starts_with(' '));
+            if let Some(key) = key.filter(|key| !is_example || key.starts_with('[')) {
+                shown.push_str(key);
+                shown.push('\n');
             }
             is_example = line.starts_with("# Example");
         }
