@@ -22,7 +22,10 @@ use std::{
     fs,
     io::{Read, Write},
     net::TcpStream,
-    os::unix::{net::UnixStream, process::CommandExt},
+    os::unix::{
+        net::{UnixListener, UnixStream},
+        process::CommandExt,
+    },
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     thread,
@@ -420,7 +423,7 @@ fn a_guest_whose_vmm_owns_the_device_is_reached_and_reaches_another() {
         let lease = world.daemon.json("acquire web h --vsock=hybrid").unwrap();
         let socket = PathBuf::from(lease["vsock"]["socket"].as_str().unwrap());
         // What a VMM does: its own socket, and the guest's answer.
-        let vmm = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+        let vmm = UnixListener::bind(&socket).unwrap();
         let child = world.spawn("vsock connect h 52");
         let (mut client, _) = vmm.accept().unwrap();
         let mut line = [0; 11];
@@ -430,6 +433,7 @@ fn a_guest_whose_vmm_owns_the_device_is_reached_and_reaches_another() {
         drop(client);
         let (done, output, errors) = finish(child);
         assert!(done && output == "from the guest", "{errors}");
+        join_ports(lab, &world, &vmm, &socket);
 
         // The guest calls port 5000: its VMM connects to the socket of that name.
         let port = PathBuf::from(format!("{}_5000", socket.display()));
@@ -445,6 +449,41 @@ fn a_guest_whose_vmm_owns_the_device_is_reached_and_reaches_another() {
         world.run("release h");
         assert!(!socket.parent().unwrap().exists());
     });
+}
+
+/// `vsock forward` and `vsock listen` beside a VMM that owns its device.
+fn join_ports(lab: &Lab, world: &World, vmm: &UnixListener, socket: &Path) {
+    let path = lab.folder().join("hybrid.sock");
+    let forward = world.spawn(&format!("vsock forward h {} 80", path.display()));
+    let mut client = None;
+    wait_until("the socket is there", || {
+        client = UnixStream::connect(&path).ok();
+        client.is_some()
+    });
+    let mut client = client.unwrap();
+    let (mut asked, _) = vmm.accept().unwrap();
+    let mut line = [0; 11];
+    asked.read_exact(&mut line).unwrap();
+    assert_eq!(&line, b"CONNECT 80\n");
+    asked.write_all(b"OK 1025\na page").unwrap();
+    drop(asked);
+    let mut page = String::new();
+    client.read_to_string(&mut page).unwrap();
+    assert_eq!(page, "a page");
+    let (done, _, errors) = interrupt(forward);
+    assert!(done, "{errors}");
+
+    world.run("vsock policy allow h 6000 host");
+    let listener = world.spawn("vsock listen h 6000");
+    let port = PathBuf::from(format!("{}_6000", socket.display()));
+    let mut guest = None;
+    wait_until("the port is open", || {
+        guest = UnixStream::connect(&port).ok();
+        guest.is_some()
+    });
+    guest.unwrap().write_all(b"to the host").unwrap();
+    let (done, output, errors) = finish(listener);
+    assert!(done && output == "to the host", "{errors}");
 }
 
 #[test]

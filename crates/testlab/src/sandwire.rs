@@ -425,7 +425,7 @@ pub(crate) fn beside(name: &str) -> Result<PathBuf> {
 }
 
 /// How long a daemon may take until it is ready.
-pub const START_PATIENCE: Duration = Duration::from_secs(60);
+pub const START_PATIENCE: Duration = Duration::from_secs(240);
 
 fn pid_of(child: &Child) -> Pid {
     Pid::from_child(child)

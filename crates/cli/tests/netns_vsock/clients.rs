@@ -2,11 +2,12 @@
 
 use std::{
     fs,
-    io::{Read, Write},
+    io::{BufRead, BufReader, Read, Write},
     net::Shutdown,
     os::{fd::OwnedFd, unix::net::UnixStream},
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
+    sync::mpsc,
     thread,
     time::Duration,
 };
@@ -258,6 +259,50 @@ fn ssh_greets_a_guest_through_vsock_connect() {
         let words = std::iter::once(connect.get_program()).chain(connect.get_args());
         let words: Vec<&str> = words.map(|word| word.to_str().unwrap()).collect();
         greet(&mut guest, &[], &words.join(" "));
+    });
+}
+
+/// What Kata's runtime does for `hvsock://PATH:1024` (`HybridVSockDialer`), and containerd's for its shims in a guest: it
+/// asks again and again until a line with `OK` is the answer. The latter goes on after an end alone, not after a reset.
+#[test]
+#[ignore = "needs root: cargo xtask test netns"]
+fn who_dials_as_kata_does_waits_until_the_agent_listens() {
+    lab::run_within(Duration::from_secs(120), |lab| {
+        let world = World::start(lab);
+        let (lease, mut guest) = world.lease("a");
+        let socket = socket_of(&lease);
+        let (refused, refusals) = mpsc::channel();
+        let runtime = thread::spawn(move || {
+            loop {
+                let stream = UnixStream::connect(&socket).unwrap();
+                (&stream).write_all(b"CONNECT 1024\n").unwrap();
+                let mut reader = BufReader::new(&stream);
+                let mut answer = String::new();
+                reader.read_line(&mut answer).unwrap();
+                if answer.contains("OK") {
+                    (&stream).write_all(b"a request").unwrap();
+                    stream.shutdown(Shutdown::Write).unwrap();
+                    let mut rest = String::new();
+                    reader.read_to_string(&mut rest).unwrap();
+                    return rest;
+                }
+                assert_eq!(answer, "");
+                refused.send(()).unwrap();
+            }
+        });
+        // The kernel of the guest answers for an agent that isn't there yet.
+        for _ in 0..3 {
+            let told = |_: &mut Guest| refusals.try_recv().is_ok();
+            guest
+                .wait_until("the caller hears a refusal", told)
+                .unwrap();
+        }
+        guest.listen(Kind::Stream, 1024);
+        let socket = guest.accept(Kind::Stream, 1024).unwrap();
+        assert_eq!(guest.receive_to_end(socket).unwrap(), b"a request");
+        guest.send(socket, b"an answer").unwrap();
+        guest.close(socket).unwrap();
+        assert_eq!(runtime.join().unwrap(), "an answer");
     });
 }
 
