@@ -326,7 +326,7 @@ fn a_pools_policy_holds_for_leases_without_one_of_their_own() {
         .unwrap();
     let host_rule = VsockDestination::Host;
     assert_eq!(rules(&host), [host_rule.clone(), host_rule]);
-    let many = r#"{"rules": [{"port": "1-300", "to": {"kind": "host"}}]}"#;
+    let many = r#"{"rules": [{"port": "1-300", "to": {"kind": "unix", "path": "/run/s"}}]}"#;
     slots.give_back("a").unwrap();
     slots.give_back("b").unwrap();
     host.advance_until(&slots, "a slot is ready", |state| {
