@@ -431,23 +431,39 @@ impl Datapath {
     /// Says which groups may talk to which others: exactly these.
     ///
     /// # Errors
-    /// There are more than the map has room for: then none is added; or the kernel refuses. What isn't among them stops all
-    /// the same, and pairs that are in both the old and the new set never do.
+    /// There are more than the map has room for: then as many as fit are added; or the kernel refuses. What isn't among them
+    /// stops all the same, and pairs that are in both the old and the new set never do.
     pub fn set_group_pairs(&self, pairs: &BTreeSet<(u32, u32)>) -> Result<(), Error> {
-        let known = self.group_pairs.entries()?;
-        let stale = known
-            .into_iter()
-            .filter(|(pair, _)| !pairs.contains(&(pair.from, pair.to)));
-        for (pair, _) in stale {
-            self.group_pairs.remove(&pair)?;
+        let mut known = BTreeSet::new();
+        for (pair, _) in self.group_pairs.entries()? {
+            if pairs.contains(&(pair.from, pair.to)) {
+                known.insert((pair.from, pair.to));
+            } else {
+                self.group_pairs.remove(&pair)?;
+            }
         }
-        if let Some(error) = self.group_pairs.refuse(pairs.len()) {
-            return Err(error);
-        }
-        for (from, to) in pairs.iter().copied() {
-            self.group_pairs.set(&GroupPair { from, to }, &1)?;
-        }
+        let added = self.add_group_pairs(pairs, known);
         self.forget_all_decisions();
+        added
+    }
+
+    /// Adds those that aren't known yet: both directions between two groups, or none.
+    fn add_group_pairs(
+        &self,
+        pairs: &BTreeSet<(u32, u32)>,
+        mut known: BTreeSet<(u32, u32)>,
+    ) -> Result<(), Error> {
+        for (from, to) in pairs.iter().copied() {
+            let mut missing = BTreeSet::from([(from, to), (to, from)]);
+            missing.retain(|pair| pairs.contains(pair) && !known.contains(pair));
+            if let Some(error) = self.group_pairs.refuse(known.len() + missing.len()) {
+                return Err(error);
+            }
+            for (from, to) in missing {
+                self.group_pairs.set(&GroupPair { from, to }, &1)?;
+                known.insert((from, to));
+            }
+        }
         Ok(())
     }
 

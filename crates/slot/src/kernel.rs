@@ -425,11 +425,12 @@ impl Network for KernelNetwork {
         ebpf.map(|ebpf| ebpf.finish_migration()).unwrap_or_default()
     }
 
-    fn set_group_pairs(&self, pairs: &BTreeSet<(u32, u32)>) -> Result<(), NetworkError> {
-        match self.ebpf.get() {
-            Some(ebpf) => Ok(ebpf.datapath.set_group_pairs(pairs)?),
-            None => Ok(()),
-        }
+    fn set_group_pairs(&self, pairs: &BTreeSet<(u32, u32)>) -> Result<bool, NetworkError> {
+        let Some(ebpf) = self.ebpf.get() else {
+            return Ok(false);
+        };
+        ebpf.datapath.set_group_pairs(pairs)?;
+        Ok(true)
     }
 
     fn activate(&self, slot: &SlotPlan, tenancy: &Tenancy) -> Result<(), NetworkError> {

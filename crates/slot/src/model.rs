@@ -488,12 +488,16 @@ impl Network for ModelNetwork {
         self.kernel.lock().groups.pairs_max
     }
 
-    fn set_group_pairs(&self, pairs: &BTreeSet<(u32, u32)>) -> Result<(), NetworkError> {
+    fn set_group_pairs(&self, pairs: &BTreeSet<(u32, u32)>) -> Result<bool, NetworkError> {
         let mut state = self.enter("set group pairs")?;
+        if state.groups.is_closed {
+            return Ok(false);
+        }
         let has_memory = !state.failing.contains("add group pairs");
         state.groups.set(pairs, has_memory)?;
         drop(state);
-        self.leave("set group pairs")
+        self.leave("set group pairs")?;
+        Ok(true)
     }
 
     fn activate(&self, slot: &SlotPlan, tenancy: &Tenancy) -> Result<(), NetworkError> {

@@ -207,13 +207,14 @@ pub trait Network: Send + Sync {
         sandwire_datapath::GROUP_PAIRS_MAX as usize
     }
 
-    /// Says which groups of sandboxes may talk to which others: exactly these pairs of numbers.
+    /// Says which groups of sandboxes may talk to which others: exactly these pairs of numbers. Returns whether there is a data
+    /// path that was told: what one has that is opened later is another's word.
     ///
     /// # Errors
-    /// There is no room for them, and none was added; or the kernel refuses, and some may have been.
-    fn set_group_pairs(&self, pairs: &BTreeSet<(u32, u32)>) -> Result<(), NetworkError> {
+    /// There is no room for all of them, or the kernel refuses; some may have been added.
+    fn set_group_pairs(&self, pairs: &BTreeSet<(u32, u32)>) -> Result<bool, NetworkError> {
         let _ = pairs;
-        Ok(())
+        Ok(false)
     }
 
     /// Lets a leased slot's packets pass. A few writes to memory, on the way of a hand-out; slots of

@@ -414,7 +414,7 @@ fn netns_group_pairs_are_exactly_those_that_were_said() {
 
 #[test]
 #[ignore = "needs root: cargo xtask test netns"]
-fn netns_of_more_group_pairs_than_there_is_room_for_none_is_added() {
+fn netns_of_more_group_pairs_than_there_is_room_for_those_are_added_that_fit() {
     lab::run(|_| {
         let datapath = open(&settings());
         let found = || {
@@ -440,6 +440,19 @@ fn netns_of_more_group_pairs_than_there_is_room_for_none_is_added() {
         more.remove(&(1, 7));
         datapath.set_group_pairs(&more).unwrap();
         assert_eq!(found(), more);
+
+        // As after a start with maps made anew, by policies of a former version.
+        datapath.set_group_pairs(&BTreeSet::new()).unwrap();
+        let agreed = (0..GROUP_PAIRS_MAX).flat_map(|group| [(group, 1 << 20), (1 << 20, group)]);
+        let agreed: BTreeSet<(u32, u32)> = agreed.collect();
+        datapath.set_group_pairs(&agreed).unwrap_err();
+        let found = found();
+        assert_eq!(found.len(), GROUP_PAIRS_MAX as usize);
+        let are_both = |(from, to): &(u32, u32)| found.contains(&(*to, *from));
+        assert!(
+            found.iter().all(are_both),
+            "one direction without the other"
+        );
     });
 }
 

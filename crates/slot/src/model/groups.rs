@@ -12,6 +12,8 @@ use crate::error::NetworkError;
 pub(crate) struct Groups {
     pub(crate) pairs: BTreeSet<(u32, u32)>,
     pub(crate) pairs_max: usize,
+    /// There is no data path yet that could be told; what it had before is there.
+    pub(crate) is_closed: bool,
     /// What it was told, in order.
     pub(crate) told: Vec<BTreeSet<(u32, u32)>>,
 }
@@ -21,6 +23,7 @@ impl Default for Groups {
         Self {
             pairs: BTreeSet::new(),
             pairs_max: GROUP_PAIRS_MAX as usize,
+            is_closed: false,
             told: Vec::new(),
         }
     }

@@ -4,15 +4,18 @@
 //! has no pair of it any more; then another name may have it.
 
 use std::{
-    collections::{BTreeSet, HashMap, HashSet},
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     sync::{Arc, PoisonError},
 };
 
-use sandwire_api::name::Name;
+use sandwire_api::{name::Name, slot::DataPath};
 use sandwire_datapath::group_number;
 
-use super::{Policies, Shared};
-use crate::error::{NetworkError, ServiceError};
+use super::{Shared, State};
+use crate::{
+    error::{NetworkError, ServiceError},
+    plan::Plan,
+};
 
 /// Names behind the numbers of groups.
 #[derive(Debug, Default)]
@@ -20,8 +23,9 @@ pub(super) struct Groups {
     named: HashMap<u32, Named>,
     /// Groups that may talk by what the data path was told, each pair in both directions. It has no others.
     pairs: BTreeSet<(u32, u32)>,
-    /// Whether it has all of them, which isn't known before it was told after a start, nor when that failed.
-    are_told: bool,
+    /// Whether it has all of them, which isn't known before it was told after a start, nor when that failed or nobody was there to
+    /// be told.
+    pub(super) are_told: bool,
 }
 
 #[derive(Debug)]
@@ -116,9 +120,9 @@ impl Groups {
         self.are_told = false;
     }
 
-    /// Notes what the data path has.
-    fn set_pairs(&mut self, pairs: BTreeSet<(u32, u32)>) {
-        self.are_told = true;
+    /// Notes what the data path has, if it was told.
+    fn set_pairs(&mut self, pairs: BTreeSet<(u32, u32)>, are_told: bool) {
+        self.are_told = are_told;
         let before = std::mem::replace(&mut self.pairs, pairs);
         for (number, _) in before {
             let is_unused = self.named.get(&number).is_some_and(|named| named.uses == 0);
@@ -129,10 +133,31 @@ impl Groups {
     }
 }
 
-impl Policies {
+impl State {
+    /// Of all policies that the data path knows, and of pools that the host refuses since a start: their sandboxes run on, by
+    /// policies of before.
     fn memberships(&self) -> Vec<Membership> {
-        let all = self.known.values().map(|known| &known.membership);
-        all.filter(|all| all.talks()).cloned().collect()
+        let known = self.policies.known.values();
+        let known = known.map(|known| known.membership.clone());
+        let waiting: BTreeMap<&Name, &Plan> = self
+            .pools
+            .iter()
+            .filter(|(_, entry)| entry.not_added.is_some())
+            .filter(|(_, entry)| {
+                entry.plan.spec.data_path != DataPath::Nft || entry.moving.is_some()
+            })
+            .map(|(name, entry)| (name, &*entry.plan))
+            .collect();
+        let of_pools = waiting.values().map(|plan| (*plan, &plan.spec.policy));
+        let leases = (!waiting.is_empty()).then(|| self.leases.values());
+        let of_leases = leases.into_iter().flatten().filter_map(|lease| {
+            let plan = waiting.get(&lease.record.pool)?;
+            Some((*plan, lease.record.policy.as_deref()?))
+        });
+        let of_waiting = of_pools
+            .chain(of_leases)
+            .map(|(plan, policy)| Membership::new(plan.group_of(policy), &policy.talks_to));
+        known.chain(of_waiting).filter(Membership::talks).collect()
     }
 }
 
@@ -150,7 +175,7 @@ impl Shared {
 
     /// The same for who holds the gate. Lists are compared without the lock: there may be very many.
     pub(super) fn tell_group_pairs(&self) -> Result<(), NetworkError> {
-        let memberships = self.lock().policies.memberships();
+        let memberships = self.lock().memberships();
         let wanted = pairs_of(&memberships);
         if self.lock().policies.groups.has_exactly(&wanted) {
             return Ok(());
@@ -158,10 +183,10 @@ impl Shared {
         let told = self.network.set_group_pairs(&wanted);
         let groups = &mut self.lock().policies.groups;
         match &told {
-            Ok(()) => groups.set_pairs(wanted),
+            Ok(are_told) => groups.set_pairs(wanted, *are_told),
             Err(_) => groups.may_have(wanted),
         }
-        told
+        told.map(|_| ())
     }
 
     /// Refuses a policy by which more groups would talk than the data path has room for, for who holds the gate. Returns
@@ -174,7 +199,7 @@ impl Shared {
         if talks_to.is_empty() {
             return Ok(false);
         }
-        let mut memberships = self.lock().policies.memberships();
+        let mut memberships = self.lock().memberships();
         let before = pairs_of(&memberships).len();
         memberships.push(Membership::new(group, talks_to));
         let (after, most) = (pairs_of(&memberships).len(), self.network.group_pairs_max());
@@ -240,11 +265,11 @@ mod tests {
         let theirs = groups.add(&first, &[name("web")]);
         let pairs = pairs_of(&[ours.clone(), theirs.clone()]);
         assert_eq!(pairs.len(), 2);
-        groups.set_pairs(pairs);
+        groups.set_pairs(pairs, true);
         groups.remove(&ours);
         groups.remove(&theirs);
         groups.check(&second, &[]).unwrap_err();
-        groups.set_pairs(BTreeSet::new());
+        groups.set_pairs(BTreeSet::new(), true);
         groups.check(&second, &[]).unwrap();
         assert!(groups.named.is_empty(), "{groups:?}");
     }

@@ -31,7 +31,12 @@ impl Shared {
         }
         let have_more_to_talk = self.check_group_pairs(group, &policy.talks_to)?;
         let held = self.add_policy(&key, plan, policy)?;
-        if have_more_to_talk && let Err(source) = self.tell_group_pairs() {
+        // Where nobody has been told since the start, there may be pairs of before, whose groups agree no more.
+        let is_to_be_told = have_more_to_talk || !self.lock().policies.groups.are_told;
+        if is_to_be_told
+            && let Err(source) = self.tell_group_pairs()
+            && have_more_to_talk
+        {
             let now = self.now();
             self.lock().policies.give_up(&held, now);
             return Err(not_added(plan, source));

@@ -405,6 +405,53 @@ fn groups_that_talk_do_so_while_a_daemon_starts() {
     assert!(host.kernel.lock().groups.pairs.is_empty());
 }
 
+/// Its sandboxes run on, by what the data path has of before.
+#[test]
+fn groups_of_a_pool_that_the_host_refuses_at_a_start_go_on_talking() {
+    let (host, slots) = Host::with_ebpf_pool(2);
+    for (lease, own, other) in [("a", "red", "blue"), ("b", "blue", "red")] {
+        slots.take(&format!("web:{lease}")).unwrap();
+        set(&slots, lease, Some(group(own, &[other]))).unwrap();
+    }
+    let talking = pairs([("red", "blue")]);
+    drop(slots);
+    host.kernel.lock().groups.told.clear();
+    host.kernel.fail("add pool", true);
+    let slots = host.start();
+    host.advance(&slots, Duration::from_secs(1));
+    host.kernel.fail("add pool", false);
+    host.advance(&slots, Duration::from_secs(1));
+    slots.wait_until("the pool is added", |state| {
+        state.pools[&name("web")].not_added.is_none()
+    });
+    set(&slots, "a", None).unwrap();
+    host.advance_until(&slots, "they stop", |_| {
+        host.kernel.lock().groups.pairs.is_empty()
+    });
+    let told = host.kernel.lock().groups.told.clone();
+    assert_eq!(told, [talking, BTreeSet::new()], "nothing else meanwhile");
+}
+
+/// The daemon before was killed between the end of its last pool with eBPF and its word of that.
+#[test]
+fn groups_that_agree_no_more_don_t_talk_where_the_data_path_opens_after_the_start() {
+    let (host, slots) = Host::with_pool(1);
+    drop(slots);
+    {
+        let groups = &mut host.kernel.lock().groups;
+        groups.pairs = pairs([("red", "blue")]);
+        groups.is_closed = true;
+    }
+    let slots = host.start();
+    host.kernel.lock().groups.is_closed = false;
+    let mut other = spec("db", 0);
+    let addresses = r#"{"plan":"prefix","ipv4":"10.65.0.0/28","ipv6":"fd00:db::/64"}"#;
+    other.addresses = serde_json::from_str(addresses).unwrap();
+    (other.data_path, other.policy) = (DataPath::Ebpf, group("red", &["blue"]));
+    slots.create_pool(&other).unwrap();
+    assert!(host.kernel.lock().groups.pairs.is_empty());
+}
+
 #[test]
 fn a_policy_whose_groups_can_t_be_told_changes_nothing() {
     let (host, slots) = Host::with_ebpf_pool(2);
