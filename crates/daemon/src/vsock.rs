@@ -179,7 +179,15 @@ impl Channels for VsockServices {
     }
 
     fn has_folder(&self, channel: &ChannelPlan) -> bool {
-        self.folders.has(&channel.folder)
+        let (folder, uid) = (&channel.folder, channel.lease.owner_uid);
+        if !self.folders.has(folder) {
+            return false;
+        }
+        // The service may have become another user; then it may not enter, and nobody else would notice.
+        if let Ok(gid) = self.of(uid).gid() {
+            self.folders.keep_group(folder, uid, gid);
+        }
+        true
     }
 
     fn sweep(&self, wanted: &HashSet<PathBuf>) {

@@ -311,7 +311,7 @@ pub trait Channels: Send + Sync {
     /// It doesn't answer.
     fn list(&self, service: usize) -> Result<Vec<ChannelPlan>, ChannelError>;
 
-    /// Whether a channel's folder is there, and its service may enter it.
+    /// Whether a channel's folder is there. If so, it is given to its service's group where that has become another.
     fn has_folder(&self, channel: &ChannelPlan) -> bool;
 
     /// Removes folders of channels that are not among these. What can't be removed stays for the next time.

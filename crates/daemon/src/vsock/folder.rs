@@ -148,6 +148,17 @@ impl Folders {
         !look(folder).is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
     }
 
+    /// Gives a channel's folder to the service's group again, if it is another's.
+    pub(super) fn keep_group(&self, folder: &Path, uid: u32, gid: u32) {
+        let is_another_s = look(folder).is_ok_and(|found| is_ours(&found) && found.stx_gid != gid);
+        if is_another_s
+            && self.was_made_for(folder, uid)
+            && let Err(error) = give_group(folder, gid)
+        {
+            tracing::warn!(%error, path = %folder.display(), "a channel's folder isn't its service's group's");
+        }
+    }
+
     /// Removes a channel's folder. One that isn't there is no error.
     pub(super) fn remove(&self, folder: &Path) -> Result<(), ChannelError> {
         // First: what can't be removed isn't the next one's.
@@ -464,6 +475,11 @@ mod tests {
         assert!(!make(0, 40_001), "it is the lease's still");
         let found = fs::metadata(&path).unwrap();
         assert_eq!((found.uid(), found.gid()), (50_000, 40_001));
+        // And again, with no channel to be opened.
+        lab.folders.keep_group(&path, 0, 40_002);
+        assert_eq!(fs::metadata(&path).unwrap().gid(), 40_002);
+        lab.folders.keep_group(&path, 1, 40_003);
+        assert_eq!(fs::metadata(&path).unwrap().gid(), 40_002, "another's");
         assert_eq!(found.mode() & 0o7777, MODE);
         assert!(path.join("vsock.sock").exists());
         assert!(make(1000, 40_001), "but no other owner's");

@@ -121,7 +121,7 @@ impl User {
         };
         let accounts = fs::read(ACCOUNTS).map_err(|error| format!("read {ACCOUNTS}: {error}"))?;
         account(name, &String::from_utf8_lossy(&accounts)).ok_or_else(|| {
-            format!("become user {name}: {ACCOUNTS} has none of that name; `useradd --system {name}` makes it")
+            format!("become user {name}: {ACCOUNTS} has none of that name; `useradd --system --user-group {name}` makes it")
         })
     }
 }
@@ -161,7 +161,7 @@ mod tests {
         assert!(
             nobody
                 .unwrap_err()
-                .contains("useradd --system no such user")
+                .contains("useradd --system --user-group no such user")
         );
     }
 }
