@@ -16,7 +16,7 @@ use std::{
     time::Duration,
 };
 
-use rustix::net::{AddressFamily, sockopt};
+use rustix::net::sockopt;
 
 /// What a socket may hold unsent at first.
 pub const UNSENT_BYTES: u32 = 128 * 1024;
@@ -52,16 +52,10 @@ pub fn reset_when_closed(socket: impl AsFd) -> rustix::io::Result<()> {
     sockopt::set_socket_linger(socket, Some(Duration::ZERO))
 }
 
-/// From now on a close says nothing more, and what was sent still arrives. Right for all sockets, and nothing to those that
+/// From now on a close says nothing more, and what was sent still arrives; unless the service has sent what nobody has read:
+/// the kernel resets then, whoever closes so. Right for all sockets, and nothing to those that
 /// aren't TCP's.
 pub fn end_when_closed(socket: impl AsFd) {
     // It can't fail for a socket that took the contrary.
     let _ = sockopt::set_socket_linger(socket, None);
-}
-
-/// Whether the other side can be told of a reset.
-#[must_use]
-pub fn is_tcp(socket: impl AsFd) -> bool {
-    let family = sockopt::socket_domain(socket);
-    matches!(family, Ok(AddressFamily::INET | AddressFamily::INET6))
 }

@@ -7,7 +7,7 @@
 //!
 //! An end on one side becomes a shutdown of writing on the other, once all before it is delivered, and the
 //! other direction goes on. A side that takes no more ends its direction alone too: what it had sent before
-//! still arrives. A side that was reset ends both, and TCP is told so by a reset ([`tcp`]).
+//! still arrives. A side that was reset has ended one and takes no more of the other.
 
 use std::os::fd::OwnedFd;
 
@@ -298,10 +298,11 @@ impl Flow {
                 Err(Errno::AGAIN) => from.readable = false,
                 Err(Errno::INTR) => {}
                 Err(Errno::NOMEM | Errno::MFILE | Errno::NFILE) => return Turn::Starved,
-                // A reset: nothing more will come, it isn't a proper end, and nothing will be taken.
+                // A reset: nothing more will come, and nothing will be taken. A Unix socket tells it after all that was sent, and
+                // only because something was unread there: that is an end like any other of such a socket.
                 Err(_) => {
                     from.gone = true;
-                    self.cut(direction, from, to, carrier);
+                    self.end = true;
                 }
             }
         }
@@ -385,7 +386,7 @@ impl Flow {
         Ok(bytes)
     }
 
-    /// Ends a direction whose receiver takes no more, or whose sender was reset.
+    /// Ends a direction whose receiver takes no more.
     fn cut(&mut self, direction: Direction, from: &Side, to: &Side, carrier: &mut impl Carrier) {
         carrier.freed(self.buffered());
         // A pipe with bytes in it can't be used again.
@@ -395,10 +396,7 @@ impl Flow {
             ..Self::default()
         };
         let _ = shutdown(&from.socket, Shutdown::Read);
-        // TCP is told by a reset when its socket is closed; to others there is no other word than that of an end.
-        if !tcp::is_tcp(&to.socket) {
-            let _ = shutdown(&to.socket, Shutdown::Write);
-        }
+        let _ = shutdown(&to.socket, Shutdown::Write);
         self.finish(direction, carrier);
     }
 
