@@ -272,10 +272,7 @@ fn by_second(guest: &FakeGuest, family: &Family) -> [bool; 2] {
     for _ in 0..3 {
         for (port, ways) in [WHO_AM_I_PORT, OTHER_PORT].into_iter().zip(&mut ways) {
             let target = SocketAddr::new(family.anywhere, port);
-            // A datagram may be lost, as to a neighbour of whom the kernel has no room to ask.
-            let mut answers = (0..10).map(|_| guest.exchange_udp(target, b"?", SECOND));
-            let answer = answers.find_map(Result::ok);
-            let answer = answer.unwrap_or_else(|| panic!("{target} doesn't answer"));
+            let answer = ask(guest, target);
             ways.insert(answer.starts_with(b"second "));
         }
     }
@@ -308,10 +305,17 @@ fn a_flow_keeps_its_uplink_where_several_share_a_route() {
             second.run(&family.add_anywhere("lo")).unwrap();
             share_route(lab, family);
             let target = SocketAddr::new(family.anywhere, WHO_AM_I_PORT);
-            guest.exchange_udp(target, b"?", 5 * SECOND).unwrap();
+            ask(&guest, target);
             assert_flows_keep_their_way(&guest, target);
         }
     });
+}
+
+/// A datagram may be lost, as to a neighbour of whom the kernel has no room to ask.
+fn ask(guest: &FakeGuest, target: SocketAddr) -> Vec<u8> {
+    let mut answers = (0..10).map(|_| guest.exchange_udp(target, b"?", SECOND));
+    let answer = answers.find_map(Result::ok);
+    answer.unwrap_or_else(|| panic!("{target} doesn't answer"))
 }
 
 /// What is anywhere is reached by both uplinks, by a hash of addresses and ports.
