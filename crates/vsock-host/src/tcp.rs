@@ -10,13 +10,10 @@
 //! doesn't read has that filled too, for each connection. So what is under way may be as much as TCP likes, and what
 //! isn't sent yet is bounded ([`bound_unsent`]): beyond, nothing is taken, as where a Unix socket is full.
 
-use std::{
-    io,
-    os::fd::{AsFd, AsRawFd},
-    time::Duration,
-};
+use std::{io, os::fd::AsFd, time::Duration};
 
 use rustix::net::sockopt;
+use socket2::SockRef;
 
 /// What a socket may hold unsent at first.
 pub const UNSENT_BYTES: u32 = 128 * 1024;
@@ -27,21 +24,7 @@ pub const UNSENT_BYTES: u32 = 128 * 1024;
 /// # Errors
 /// Of `setsockopt`.
 pub fn bound_unsent(socket: impl AsFd, bytes: u32) -> io::Result<()> {
-    let length = libc::socklen_t::try_from(size_of::<u32>()).expect("four");
-    // SAFETY: the option takes an unsigned int, which lives through the call.
-    let done = unsafe {
-        libc::setsockopt(
-            socket.as_fd().as_raw_fd(),
-            libc::IPPROTO_TCP,
-            libc::TCP_NOTSENT_LOWAT,
-            (&raw const bytes).cast(),
-            length,
-        )
-    };
-    match done {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
+    SockRef::from(&socket).set_tcp_notsent_lowat(bytes)
 }
 
 /// Has a close say that the connection was broken off.

@@ -1,6 +1,6 @@
 //! `sandwire vsock serve`: the service for vsock, a process of its own.
 
-use std::{fs, path::PathBuf, process::ExitCode, str::FromStr, time::Duration};
+use std::{path::PathBuf, process::ExitCode, str::FromStr, time::Duration};
 
 use clap::{Args, ValueEnum};
 use sandwire_vsock_host::service::{self, Seccomp, Settings};
@@ -10,9 +10,6 @@ use crate::{
     failure::{Failure, Outcome},
     log, privilege,
 };
-
-/// Where system users are, wherever others may be.
-const ACCOUNTS: &str = "/etc/passwd";
 
 /// Command line of `sandwire vsock serve`.
 #[derive(Debug, Args)]
@@ -29,7 +26,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "NUMBER")]
     threads: Option<usize>,
 
-    /// User to become after the start: its name in /etc/passwd, or numeric user and group, as 990:990. Without it, it stays who it
+    /// User to become after the start: its name, or numeric user and group, as 990:990. Without it, it stays who it
     /// is, and root keeps of its capabilities CAP_DAC_OVERRIDE alone, to reach sockets of others.
     #[arg(long, value_name = "USER")]
     user: Option<User>,
@@ -119,20 +116,14 @@ impl User {
             Self::Numbers(user, group) => return Ok((*user, *group)),
             Self::Name(name) => name,
         };
-        let accounts = fs::read(ACCOUNTS).map_err(|error| format!("read {ACCOUNTS}: {error}"))?;
-        account(name, &String::from_utf8_lossy(&accounts)).ok_or_else(|| {
-            format!("become user {name}: {ACCOUNTS} has none of that name; `useradd --system --user-group {name}` makes it")
-        })
+        let found = nix::unistd::User::from_name(name)
+            .map_err(|error| format!("look up user {name}: {error}"))?;
+        found
+            .map(|user| (user.uid.as_raw(), user.gid.as_raw()))
+            .ok_or_else(|| {
+                format!("become user {name}: there is none; `useradd --system --user-group {name}` makes it")
+            })
     }
-}
-
-/// User and group of that name in a file as passwd(5) says.
-fn account(name: &str, accounts: &str) -> Option<(u32, u32)> {
-    accounts.lines().find_map(|line| {
-        let mut fields = line.strip_prefix(name)?.strip_prefix(':')?.split(':');
-        let _password = fields.next()?;
-        Some((fields.next()?.parse().ok()?, fields.next()?.parse().ok()?))
-    })
 }
 
 #[cfg(test)]
@@ -151,11 +142,6 @@ mod tests {
 
     #[test]
     fn a_name_is_looked_up_among_system_users() {
-        let accounts = "sandwire:x:1:1::/:/bin/sh\nsandwire-vsock:!*:990:991:vsock channels:/:/usr/sbin/nologin\nhalf:x:5\n";
-        assert_eq!(account("sandwire-vsock", accounts), Some((990, 991)));
-        for unknown in ["vsock", "sandwire-v", "half", "x"] {
-            assert_eq!(account(unknown, accounts), None, "{unknown}");
-        }
         assert_eq!(User::Name("root".to_owned()).numbers(), Ok((0, 0)));
         let nobody = User::Name("no such user".to_owned()).numbers();
         assert!(
