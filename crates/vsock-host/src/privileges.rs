@@ -1,7 +1,8 @@
 //! Giving up what the service doesn't need.
 //!
 //! Once its folder and its control socket are there, it needs no right but to reach the sockets that policies
-//! name: those of a user of its own, or, where it stays root, the one that stands above files' modes. Descriptors are what bounds the number of connections, so that limit is raised first.
+//! name: those of a user of its own, or, where it stays root, the one that stands above files' modes. Descriptors
+//! are what bounds the number of connections, so that limit is raised first.
 
 use std::{fs, io};
 
